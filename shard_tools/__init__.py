@@ -1,0 +1,1 @@
+"""shard_tools: pack small-file datasets into verified WebDataset tar or LMDB shards."""

@@ -1,0 +1,66 @@
+"""What every command of both packages shares: JSON on stdout, progress on stderr, errors as exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import typer
+
+from shard_tools.errors import ToolError
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Write one JSON document to stdout, the only thing that ``--json`` puts there."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def say(text: str) -> None:
+    """Write a line for a person to stderr."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+class Progress:
+    """Progress of a long job on stderr: a rewritten line on a terminal, a plain line every few seconds elsewhere."""
+
+    def __init__(self, label: str, total: int | None = None, unit: str = "files") -> None:
+        self.label = label
+        self.total = total
+        self.unit = unit
+        self.done = 0
+        self._terminal = sys.stderr.isatty()
+        self._every_s = 0.2 if self._terminal else 5.0
+        self._last = self._start = time.monotonic()
+
+    def add(self, count: int = 1) -> None:
+        """Count what is done; prints at most a few times a second."""
+        self.done += count
+        now = time.monotonic()
+        if now - self._last >= self._every_s:
+            self._last = now
+            self._print(now)
+
+    def _print(self, now: float) -> None:
+        rate = self.done / max(now - self._start, 1e-9)
+        of = f"/{self.total:,}" if self.total else ""
+        line = f"{self.label}: {self.done:,}{of} {self.unit}, {rate:,.0f}/s"
+        sys.stderr.write(f"\r\x1b[K{line}" if self._terminal else line + "\n")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        """Clear the rewritten line."""
+        if self._terminal:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def run_app(app: typer.Typer, name: str) -> None:
+    """Run a typer application; a ``ToolError`` becomes its message and its exit code, Ctrl-C becomes 130."""
+    try:
+        app(prog_name=name)
+    except ToolError as error:
+        say(f"error: {error}")
+        sys.exit(error.exit_code)
