@@ -11,13 +11,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Room -> floor. A module may import rooms on lower floors, or modules of its own room.
 FLOORS = {
-    "shard_tools.records": 0, "shard_tools.errors": 0, "shard_tools.units": 0,
+    "shard_tools.errors": -1, "shard_tools.records": 0, "shard_tools.units": 0,
     "shard_tools.console": 1, "shard_tools.scan": 1, "shard_tools.plan": 1, "shard_tools.manifest": 1,
     "shard_tools.tar_store": 2, "shard_tools.lmdb_store": 2,
     "shard_tools.pack": 3, "shard_tools.verify": 3, "shard_tools.convert": 3, "shard_tools.stage": 3,
     "shard_tools.engines": 3, "shard_tools.read": 3,
     "shard_tools.cli": 4,
-    "feedtune.records": 0, "feedtune.settings": 0, "feedtune.errors": 0,
+    "feedtune.settings": -1, "feedtune.records": 0,
     "feedtune.rundir": 1, "feedtune.config": 1, "feedtune.machine": 1,
     "feedtune.inside": 2, "feedtune.workloads": 2, "feedtune.beside": 2, "feedtune.probes": 2,
     "feedtune.analysis": 3, "feedtune.lint": 3,
