@@ -1,0 +1,1 @@
+"""Start the user's command under guard: the guardian process and the write guard."""

@@ -1,0 +1,259 @@
+"""Cover the file system copy-on-write, in a mount namespace of the calling process alone.
+
+A new root is built from pieces and becomes ``/`` of this process and its children: overlays for
+what is protected, bind mounts for what passes through, and plain folders (*skeletons*) where the
+kernel allows no overlay because the scratch folder, or a locked mount, lies inside. Nothing of it
+is visible to other processes, and all of it goes when the last process inside is gone.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import heapq
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+
+from feedtune.launch import syscalls
+from feedtune.launch.mounts import PSEUDO, Mount, below, depth, parse_mountinfo
+
+COVER, THROUGH = "cover", "through"
+# A skeleton costs one mount for each entry.
+SKELETON_ENTRIES_MAX = 4000
+
+
+def enter(scratch: str, policy: Mapping[str, Sequence[str]]) -> list[str]:
+    """Move this process into the covered file system; its working directory becomes ``/``.
+
+    Args:
+        scratch: an empty folder of this user's, not on overlayfs; redirected writes go below it.
+        policy: ``protect``, ``writable`` and ``passthrough`` folders, real paths.
+
+    Returns:
+        Notes for the report: what is read-only instead of redirected, and why.
+
+    Raises:
+        OSError: the kernel refuses an essential step; the process must end without running
+            anything, since it may be left in between.
+    """
+    private = _unshare()
+    syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        mounts = parse_mountinfo(file.read())
+    guarded = [path for path in policy["protect"] if kind_at(path, policy_rules(policy)) == COVER]
+    before = {path: _identity(path) for path in guarded}
+    os.chdir(scratch)
+    builder = _Builder(scratch, policy, mounts, user_namespace=private)
+    builder.build()
+    _become_root(builder.root)
+    _verify(before)
+    return builder.notes
+
+
+def _unshare() -> bool:
+    """Enter a mount namespace; True if it took a user namespace to be allowed to."""
+    uid, gid = os.getuid(), os.getgid()
+    try:
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+    except PermissionError:
+        syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{uid} {uid} 1"),
+            ("gid_map", f"{gid} {gid} 1"),
+        ):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+        return True
+    return False
+
+
+def _become_root(root: str) -> None:
+    os.chdir(root)
+    try:
+        syscalls.pivot_root(".", ".")
+    except OSError:
+        # An initramfs cannot be pivoted away from.
+        os.chroot(".")
+    else:
+        syscalls.umount_detach(".")
+    os.chdir("/")
+
+
+def _identity(path: str) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
+def _verify(before: Mapping[str, tuple[int, int]]) -> None:
+    """Each protected folder must now be another one than it was, or be read-only."""
+    for path, identity in before.items():
+        if _identity(path) == identity and not os.statvfs(path).f_flag & syscalls.MS_RDONLY:
+            raise OSError(errno.EIO, "the folder is not covered", path)
+
+
+def policy_rules(policy: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Folder -> what happens to it, from the policy alone."""
+    rules = {"/": COVER}
+    rules.update(dict.fromkeys(policy["passthrough"], THROUGH))
+    rules.update(dict.fromkeys(policy["protect"], COVER))
+    rules.update(dict.fromkeys(policy["writable"], THROUGH))
+    return rules
+
+
+def kind_at(path: str, rules: Mapping[str, str]) -> str:
+    """The rule of the deepest folder that holds ``path``."""
+    while path not in rules:
+        path = os.path.dirname(path)
+    return rules[path]
+
+
+def all_rules(policy: Mapping[str, Sequence[str]], mounts: Iterable[Mount]) -> dict[str, str]:
+    """Policy rules, and one for each mount in a covered region: an overlay does not see submounts."""
+    by_policy = policy_rules(policy)
+    rules = dict(by_policy)
+    for mount in mounts:
+        if mount.point in by_policy or kind_at(mount.point, by_policy) == THROUGH:
+            continue
+        rules[mount.point] = THROUGH if mount.read_only or mount.fstype in PSEUDO else COVER
+    return rules
+
+
+class _Builder:
+    """Builds the new root below the scratch folder, which is the working directory."""
+
+    def __init__(
+        self,
+        scratch: str,
+        policy: Mapping[str, Sequence[str]],
+        mounts: Sequence[Mount],
+        *,
+        user_namespace: bool,
+    ) -> None:
+        self.root = "root"
+        self.notes: list[str] = []
+        self._scratch = os.path.realpath(scratch)
+        self._rules = all_rules(policy, mounts)
+        self._essential = set(policy["protect"])
+        self._mounts = [mount.point for mount in mounts]
+        self._user_namespace = user_namespace
+        self._count = 0
+        self._queue = [(depth(path), path) for path in self._rules]
+
+    def build(self) -> None:
+        """Place every piece, outer folders first."""
+        for name in ("root", "upper", "work", "lower", "plain"):
+            os.mkdir(name, 0o700)
+        syscalls.bind(self.root, self.root, recursive=False)
+        # Unbindable, so that passing /tmp through does not copy the new root into itself.
+        syscalls.mount("none", self.root, None, syscalls.MS_UNBINDABLE)
+        heapq.heapify(self._queue)
+        while self._queue:
+            _, path = heapq.heappop(self._queue)
+            self._place(path, self._rules[path])
+        syscalls.mount("none", self.root, None, syscalls.MS_PRIVATE)
+
+    def _place(self, path: str, kind: str) -> None:
+        if not os.path.lexists(path) or (path != "/" and not os.path.lexists(self._target(path))):
+            return
+        if kind == THROUGH:
+            syscalls.bind(path, self._target(path), recursive=True)
+        elif not os.path.isdir(path):
+            self._read_only(path)
+        elif path == "/" or path == self._scratch or below(self._scratch, path):
+            self._skeleton(path)
+        else:
+            self._cover(path)
+
+    def _target(self, path: str) -> str:
+        return self.root if path == "/" else self.root + path
+
+    def _cover(self, path: str) -> None:
+        try:
+            self._overlay(path)
+            return
+        except OSError as error:
+            reason = error.strerror
+        if self._user_namespace and any(below(point, path) for point in self._mounts):
+            # Mounts taken over from outside a user namespace are locked together.
+            with contextlib.suppress(OSError):
+                self._skeleton(path)
+                return
+        if os.access(path, os.W_OK):
+            self.notes.append(f"{path}: read-only in trials (overlay refused: {reason})")
+        self._read_only(path)
+
+    def _overlay(self, path: str) -> None:
+        self._count += 1
+        upper, work, lower = f"upper/{self._count}", f"work/{self._count}", path
+        os.mkdir(upper)
+        os.mkdir(work)
+        _copy_attributes(path, upper)
+        if any(char in path for char in ",:\\"):
+            # These separate options and layers: hand the folder over under a plain name.
+            lower = f"lower/{self._count}"
+            os.mkdir(lower)
+            syscalls.bind(path, lower, recursive=False)
+        options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+        flags = syscalls.mount_flags(path)
+        if self._user_namespace:
+            syscalls.mount("feedtune", self._target(path), "overlay", flags, options + ",userxattr")
+            return
+        try:
+            # Without redirect_dir a rename of an existing folder fails with EXDEV.
+            syscalls.mount("feedtune", self._target(path), "overlay", flags, options + ",redirect_dir=on")
+        except OSError:
+            syscalls.mount("feedtune", self._target(path), "overlay", flags, options)
+
+    def _read_only(self, path: str) -> None:
+        target = self._target(path)
+        try:
+            syscalls.bind(path, target, recursive=True)
+            syscalls.make_read_only(target)
+        except OSError:
+            if path in self._essential or os.access(path, os.W_OK):
+                raise
+
+    def _skeleton(self, path: str) -> None:
+        """A plain folder with each entry of ``path`` placed in it on its own."""
+        entries = [entry for entry in os.scandir(path) if entry.path != self._scratch]
+        if len(entries) > SKELETON_ENTRIES_MAX:
+            raise OSError(errno.E2BIG, "too many entries to cover one by one", path)
+        self._count += 1
+        plain = f"plain/{self._count}"
+        os.mkdir(plain)
+        for entry in entries:
+            self._mount_point(entry, os.path.join(plain, entry.name))
+        _copy_attributes(path, plain)
+        syscalls.bind(plain, self._target(path), recursive=False)
+        for entry in entries:
+            if not entry.is_symlink() and entry.path not in self._rules:
+                self._rules[entry.path] = COVER
+                heapq.heappush(self._queue, (depth(entry.path), entry.path))
+
+    def _mount_point(self, entry: os.DirEntry[str], place: str) -> None:
+        if entry.is_symlink():
+            os.symlink(os.readlink(entry.path), place)
+        elif entry.is_dir():
+            os.mkdir(place)
+        else:
+            os.close(os.open(place, os.O_CREAT | os.O_WRONLY, 0o600))
+
+
+def _copy_attributes(source: str, target: str) -> None:
+    """Owner, mode, access lists and times: the upper folder's are the ones that programs see."""
+    found = os.stat(source)
+    mode = stat.S_IMODE(found.st_mode)
+    if os.getuid() != found.st_uid:
+        try:
+            os.chown(target, found.st_uid, found.st_gid)
+        except OSError:
+            # Owned by this user now: take the right to write away where it was not there.
+            mode = mode if os.access(source, os.W_OK) else mode & ~0o222
+    os.chmod(target, mode)
+    for name in ("system.posix_acl_access", "system.posix_acl_default"):
+        with contextlib.suppress(OSError):
+            os.setxattr(target, name, os.getxattr(source, name))
+    os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))

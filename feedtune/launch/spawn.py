@@ -1,0 +1,147 @@
+"""Start the command under the best write guard that works here. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from feedtune.launch import overlay, scratch, syscalls
+
+TIERS = ("overlay", "python+landlock", "python")
+# What Python and the guardian ignore would stay ignored in the command: signals survive an exec.
+_RESET = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGPIPE,
+    signal.SIGXFSZ, signal.SIGCHLD,
+)  # fmt: skip
+
+
+class GuardRefused(Exception):
+    """A tier does not work here; the next one is tried."""
+
+
+class CannotStart(Exception):
+    """The command itself cannot be started."""
+
+
+@dataclass
+class Started:
+    """A command that runs, and how it is guarded."""
+
+    pid: int
+    tier: str
+    notes: list[str]
+    scratch: scratch.Scratch
+    upper: str
+
+
+def start(request: Mapping[str, Any]) -> Started:
+    """Start the command under the best tier that works here.
+
+    Raises:
+        GuardRefused: no tier that was asked for works.
+        CannotStart: the command cannot be executed.
+    """
+    wanted = TIERS if request["tier"] == "auto" else (request["tier"],)
+    refusals: list[str] = []
+    bases = scratch.ordered(request["env"], request["policy"]["protect"])
+    for tier in wanted:
+        for base in bases:
+            started = _try_tier(request, tier, base, refusals)
+            if started:
+                return started
+    raise GuardRefused("; ".join(dict.fromkeys(refusals)) or "no folder for scratch can be written")
+
+
+def _try_tier(request: Mapping[str, Any], tier: str, base: str, refusals: list[str]) -> Started | None:
+    try:
+        return _start_tier(request, tier, base, refusals)
+    except GuardRefused as error:
+        refusals.append(f"{tier} guard not available ({error})")
+        return None
+
+
+def _start_tier(request: Mapping[str, Any], tier: str, base: str, refusals: Sequence[str]) -> Started:
+    with contextlib.suppress(OSError):
+        scratch.sweep(base)
+    try:
+        place = scratch.Scratch(base)
+    except OSError as error:
+        raise GuardRefused(f"{base}: {error.strerror}") from error
+    inner = place.inner()
+    try:
+        pid, notes = _spawn(request, tier, inner)
+    except BaseException:
+        place.remove()
+        raise
+    if base == "/dev/shm":
+        notes.append("redirected writes are kept in memory (/dev/shm): no other folder could hold them")
+    return Started(pid, tier, [*dict.fromkeys(refusals), *notes], place, os.path.join(inner, "upper"))
+
+
+def _spawn(request: Mapping[str, Any], tier: str, inner: str) -> tuple[int, list[str]]:
+    """Fork, guard the child, execute the command in it; the pipe closes at the exec."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        _child(request, tier, inner, writer)
+    os.close(writer)
+    answer: dict[str, Any] = {}
+    with os.fdopen(reader, "rb") as stream:
+        for line in stream:
+            answer.update(json.loads(line))
+    if "refused" in answer or "cannot" in answer or "notes" not in answer:
+        os.waitpid(pid, 0)
+    if "cannot" in answer:
+        raise CannotStart(answer["cannot"])
+    if "notes" not in answer:
+        raise GuardRefused(answer.get("refused", "the guarded process ended early"))
+    return pid, answer["notes"]
+
+
+def _child(request: Mapping[str, Any], tier: str, inner: str, writer: int) -> NoReturn:
+    def answer(**words: Any) -> None:
+        os.write(writer, json.dumps(words).encode() + b"\n")
+
+    try:
+        env = dict(request["env"])
+        _detach(request["log"])
+        notes = _guard(request["policy"], tier, inner, env)
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.chdir(request["cwd"])
+        answer(notes=notes)
+    except OSError as error:
+        answer(refused=f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        os._exit(126)
+    try:
+        os.execvpe(request["command"][0], request["command"], env)
+    except OSError as error:
+        answer(cannot=error.strerror)
+    finally:
+        os._exit(127)
+
+
+def _detach(log: str) -> None:
+    """A session of its own, signals as a shell would hand them on, no terminal, output to the log."""
+    signal.set_wakeup_fd(-1)
+    for number in _RESET:
+        signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+
+
+def _guard(policy: Mapping[str, Sequence[str]], tier: str, inner: str, env: dict[str, str]) -> list[str]:
+    """Put this process under a tier; adds what the tier needs to the environment."""
+    del env
+    if tier == "overlay":
+        return overlay.enter(inner, policy)
+    raise OSError(38, f"unknown tier {tier}")
