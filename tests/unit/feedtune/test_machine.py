@@ -13,7 +13,7 @@ from feedtune.machine import read_machine
 
 GIB = 2**30
 MEMINFO = "MemTotal:       67108864 kB\nMemFree:  1 kB\nMemAvailable:   50331648 kB\nHugePages_Total: 0\n"
-LIMITS = "Limit  Soft Limit  Hard Limit  Units\nMax open files            1024            1048576      files\n"
+LIMITS = "Limit  Soft Limit  Hard Limit  Units\nMax open files            1024         1048576      files\n"
 V2_MOUNT = "35 24 0:30 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1_MOUNTS = (
     "22 27 0:21 / /proc rw,relatime - proc proc rw\n"
