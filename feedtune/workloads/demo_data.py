@@ -131,7 +131,8 @@ def _run(
                     progress(1)
         except BrokenProcessPool:
             raise Missing(
-                "a process that makes pictures was killed, likely for memory", "take fewer workers"
+                "the processes that make pictures ended early: killed for memory, or not able to start",
+                "take fewer workers; a script that calls this needs a file and its `if __name__` guard",
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)
