@@ -14,7 +14,10 @@ from shard_tools.errors import ToolError
 
 def print_json(document: dict[str, Any]) -> None:
     """Write one JSON document to stdout, the only thing that ``--json`` puts there."""
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    if any("\ud800" <= char <= "\udfff" for char in text):  # file names that are no UTF-8
+        text = json.dumps(document, indent=2)
+    sys.stdout.write(text + "\n")
 
 
 def say(text: str) -> None:
@@ -24,7 +27,7 @@ def say(text: str) -> None:
 
 
 class Progress:
-    """Progress of a long job on stderr: a rewritten line on a terminal, a plain line every few seconds elsewhere."""
+    """Progress on stderr: a rewritten line on a terminal, else a plain line every few seconds."""
 
     def __init__(self, label: str, total: int | None = None, unit: str = "files") -> None:
         self.label = label
