@@ -10,9 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from feedtune.launch import overlay, scratch, syscalls
+from feedtune.launch import landlock, overlay, scratch, syscalls
 
+CONFIG_VARIABLE = "FEEDTUNE_GUARD"
 TIERS = ("overlay", "python+landlock", "python")
+_REFUSED = (
+    "only writes by Python code are redirected; writes by other programs and native libraries are refused "
+    "(EACCES), and their changes of mode, owner and times are not guarded"
+)
+_UNGUARDED = (
+    "only writes by Python code are redirected; writes by other programs and native libraries are NOT "
+    "guarded (this kernel has no Landlock)"
+)
 # What Python and the guardian ignore would stay ignored in the command: signals survive an exec.
 _RESET = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGPIPE,
@@ -140,8 +149,33 @@ def _detach(log: str) -> None:
 
 
 def _guard(policy: Mapping[str, Sequence[str]], tier: str, inner: str, env: dict[str, str]) -> list[str]:
-    """Put this process under a tier; adds what the tier needs to the environment."""
-    del env
+    """Put this process under a tier; adds to the environment what the hook needs to know of it."""
+    env.pop(CONFIG_VARIABLE, None)
     if tier == "overlay":
-        return overlay.enter(inner, policy)
-    raise OSError(38, f"unknown tier {tier}")
+        notes = overlay.enter(inner, policy)
+        if os.getuid() != 0:
+            # Overlayfs without privileges cannot rename existing folders; the hook copies them then.
+            env[CONFIG_VARIABLE] = json.dumps({"renames_only": True})
+        return notes
+    os.mkdir(os.path.join(inner, "upper"))
+    os.mkdir(os.path.join(inner, "tmp"))
+    paths = [*landlock.writable_paths(policy), inner]
+    config = {"upper": os.path.join(inner, "upper"), "passthrough": paths, "writable": [], "protect": []}
+    config["protect"] = [path for path in policy["protect"] if not landlock.is_writable(path, paths, policy)]
+    notes = _own_tmp(os.path.join(inner, "tmp"), policy, paths, env)
+    env[CONFIG_VARIABLE] = json.dumps(config)
+    if tier == "python+landlock":
+        landlock.restrict(paths)
+        return [*notes, _REFUSED]
+    return [*notes, _UNGUARDED]
+
+
+def _own_tmp(
+    fresh: str, policy: Mapping[str, Sequence[str]], paths: Sequence[str], env: dict[str, str]
+) -> list[str]:
+    """Give the command a temporary folder of its own where its usual one holds something protected."""
+    usual = os.path.realpath(env.get("TMPDIR") or "/tmp")
+    if landlock.is_writable(usual, paths, policy):
+        return []
+    env["TMPDIR"] = fresh
+    return [f"TMPDIR is a private folder in trials: {usual} holds a folder that is protected"]

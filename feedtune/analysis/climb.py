@@ -1,0 +1,144 @@
+"""Which settings to measure next before a sampler takes over: the user's own, a climb, the neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from feedtune.analysis.policy import POLICY
+from feedtune.settings import DEFAULT_PREFETCH, LoaderSettings
+
+# Latency-bound data wants far more workers than cores, so the ladder does not end at the core count.
+WORKER_LADDER = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+PREFETCH_LADDER = (1, 2, 4, 8)
+DEFAULT_MAX_WORKERS = 64
+
+
+@dataclass(frozen=True)
+class Space:
+    """What may be searched: the values of each setting, in rising order.
+
+    Attributes:
+        start: where the climb over worker counts begins.
+    """
+
+    workers: tuple[int, ...]
+    prefetch: tuple[int, ...]
+    pin: tuple[bool, ...]
+    start: int
+
+    @property
+    def single(self) -> bool:
+        """Whether the user has fixed every setting."""
+        return (
+            len(self.workers) == 1
+            and len(self.pin) == 1
+            and (len(self.prefetch) == 1 or self.workers == (0,))
+        )
+
+    def contains(self, settings: LoaderSettings) -> bool:
+        """Whether the settings lie in the space."""
+        prefetch_ok = settings.num_workers == 0 or settings.prefetch_factor in self.prefetch
+        return settings.num_workers in self.workers and prefetch_ok and settings.pin_memory in self.pin
+
+
+def make_space(
+    own: LoaderSettings,
+    *,
+    cuda: bool,
+    cores_per_rank: int,
+    max_workers: int = DEFAULT_MAX_WORKERS,
+    fixed: Mapping[str, int | bool] | None = None,
+) -> Space:
+    """The space around the user's own settings.
+
+    Args:
+        own: the settings as the script has them; always inside, unless another value is fixed.
+        cuda: whether ``pin_memory`` means anything here.
+        cores_per_rank: cores that one rank can count on.
+        max_workers: upper bound of workers a rank.
+        fixed: settings that the user holds fast.
+    """
+    fixed = fixed or {}
+    workers = {w for w in WORKER_LADDER if w <= max_workers} | {own.num_workers}
+    prefetch = set(PREFETCH_LADDER) | {own.prefetch_factor or DEFAULT_PREFETCH}
+    pin = {own.pin_memory, True} if cuda else {own.pin_memory}
+    pin |= {False} if cuda else set()
+    start = max([w for w in WORKER_LADDER if w <= max(2, min(cores_per_rank, max_workers))])
+    space = Space(tuple(sorted(workers)), tuple(sorted(prefetch)), tuple(sorted(pin)), start)
+    if "num_workers" in fixed:
+        space = replace(space, workers=(int(fixed["num_workers"]),), start=int(fixed["num_workers"]))
+    if "prefetch_factor" in fixed:
+        space = replace(space, prefetch=(int(fixed["prefetch_factor"]),))
+    if "pin_memory" in fixed:
+        space = replace(space, pin=(bool(fixed["pin_memory"]),))
+    return space
+
+
+def next_seed(
+    space: Space, own: LoaderSettings, rates: Mapping[LoaderSettings, float | None]
+) -> LoaderSettings | None:
+    """The next settings of the climb; ``None`` when it is over.
+
+    Order: the user's own settings, unlabelled; doublings of the worker count while they pay; the rungs
+    beside the best; its prefetch and pinning; one rung below the start; no workers at all, last, since
+    whatever the dataset opens in the main process would be shared by workers forked after it.
+
+    Args:
+        rates: what was measured; ``None`` for settings that failed or were excluded.
+    """
+    for settings in _order(space, own, rates):
+        if space.contains(settings) and settings not in rates:
+            return settings
+    return None
+
+
+def _order(
+    space: Space, own: LoaderSettings, rates: Mapping[LoaderSettings, float | None]
+) -> list[LoaderSettings]:
+    base = LoaderSettings(
+        max(1, space.start),
+        own.prefetch_factor if own.prefetch_factor in space.prefetch else _default(space.prefetch),
+        space.pin[-1],
+    )
+    order = [own]
+    climb = _climb(space, base, rates)
+    order += climb
+    if climb and climb[-1] not in rates:
+        return order  # still climbing
+    best = max((s for s in rates if rates[s]), key=lambda s: rates[s] or 0.0, default=None)
+    if best is None or best.num_workers == 0:
+        return [*order, base.with_values(num_workers=1), LoaderSettings(0, None, space.pin[-1])]
+    index = space.workers.index(best.num_workers) if best.num_workers in space.workers else 0
+    for neighbour in (index + 1, index - 1):
+        if 0 <= neighbour < len(space.workers) and space.workers[neighbour] > 0:
+            order.append(best.with_values(num_workers=space.workers[neighbour]))
+    order.append(best.with_values(prefetch_factor=(best.prefetch_factor or DEFAULT_PREFETCH) * 2))
+    order += [best.with_values(pin_memory=pin) for pin in space.pin if pin != best.pin_memory]
+    lower = [w for w in space.workers if 0 < w < space.start]
+    order += [base.with_values(num_workers=w) for w in lower[-1:]]
+    return [*order, LoaderSettings(0, None, own.pin_memory)]
+
+
+def _default(prefetch: tuple[int, ...]) -> int:
+    return DEFAULT_PREFETCH if DEFAULT_PREFETCH in prefetch else prefetch[0]
+
+
+def _climb(
+    space: Space, base: LoaderSettings, rates: Mapping[LoaderSettings, float | None]
+) -> list[LoaderSettings]:
+    """The doublings so far and, while they pay, the next one."""
+    found: list[LoaderSettings] = []
+    best = 0.0
+    workers = base.num_workers
+    while workers <= max(space.workers):
+        settings = base.with_values(num_workers=max(w for w in space.workers if w <= workers))
+        found.append(settings)
+        if settings not in rates:
+            return found
+        rate = rates[settings]
+        if rate is None or rate < best * (1 + POLICY.ladder_step):
+            return found
+        best = max(best, rate)
+        workers *= 2
+    return found

@@ -1,0 +1,35 @@
+"""All thresholds in one record, so that a report can show them and a test can move them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Thresholds of measurement and verdict; sources in METHODS (sections in brackets).
+
+    Attributes:
+        near_best: settings whose lower bound is within this share of the best are as good; the cheapest wins.
+        min_gain: a ratio below this is no gain worth a change, whatever its interval [2].
+        gpu_bound: starvation below this leaves no gain of ``min_gain`` to be had.
+        critical: starvation from this on is worth a sentence on the data, not only on the loader [3].
+        unstable: coefficient of variation inside a block above which its rate is called unstable [2].
+        uneven: spread of elements a batch above which rates are compared per element.
+        ladder_step: a doubling of workers that brings less than this ends the climb.
+        fill: share of a limit (memory, /dev/shm, descriptors) that a trial may fill.
+        edge_share: share of an epoch lost to starting workers that is worth advice.
+    """
+
+    near_best: float = 0.02
+    min_gain: float = 1.02
+    gpu_bound: float = 0.02
+    critical: float = 0.10
+    unstable: float = 0.10
+    uneven: float = 0.05
+    ladder_step: float = 0.03
+    fill: float = 0.8
+    edge_share: float = 0.01
+
+
+POLICY = Policy()

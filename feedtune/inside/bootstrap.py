@@ -1,0 +1,69 @@
+"""First code of ours in a process: arm the hook on torch's DataLoader, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+TARGET = "torch.utils.data.dataloader"
+
+
+def start(folder: str) -> None:
+    """Arm this process with the run's configuration, read from the start-up folder."""
+    with open(os.path.join(folder, "config.json")) as file:
+        config = json.load(file)
+    config["folder"] = folder
+    mark(folder, "python")
+    guard = os.environ.get("FEEDTUNE_GUARD")
+    if guard:
+        from . import guard as write_guard
+
+        write_guard.install(json.loads(guard))
+    sys.meta_path.insert(0, _Finder(config))
+
+
+def mark(folder: str, name: str) -> None:
+    """Leave a sign of how far any process of the command came, for the driver's error messages."""
+    try:
+        os.close(os.open(os.path.join(folder, "seen", name), os.O_CREAT | os.O_WRONLY, 0o600))
+    except OSError:
+        pass  # the run is ending and its folder is gone
+
+
+class _Finder:
+    """Lets the other finders find torch's dataloader module, and patches it once it has run."""
+
+    def __init__(self, config: dict) -> None:
+        self._config = config
+
+    def find_spec(self, name, path=None, target=None):
+        if name != TARGET:
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find and finder is not self else None
+            if spec is not None and spec.loader is not None:
+                spec.loader = _Loader(spec.loader, self._config)
+                return spec
+        return None
+
+
+class _Loader:
+    """The real loader of the module, with our patch after it."""
+
+    def __init__(self, loader, config: dict) -> None:
+        self._loader = loader
+        self._config = config
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module) -> None:
+        self._loader.exec_module(module)
+        from . import hook
+
+        hook.patch(module, self._config)
+
+    def __getattr__(self, name):
+        return getattr(self._loader, name)

@@ -1,0 +1,266 @@
+"""The block machine of a rank: behind an ordinary iterator, one setting after the other.
+
+It belongs to the process, not to an iterator: a loop that asks for a new iterator each epoch goes on in
+the same block with the same workers. All ranks get block k's plan from the control server before they
+start it, and change at the same step, so that collectives stay matched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+
+from .client import ControlLost
+from .replay import Cache, Player, measure
+from .swap import Source
+
+
+class Block:
+    """One block of this rank: its plan, where its batches come from, and what was recorded."""
+
+    def __init__(self, plan: dict, first_step: int) -> None:
+        self.plan = plan
+        self.k = plan["k"]
+        self.first_step = first_step
+        self.start_s = time.monotonic()
+        self.source = None
+        self.player = None
+        self.step = 0
+        self.records: list = []
+        self.stop_at = plan["warmup"] + plan["min_cycles"] * plan["cycle"]
+        self.marks = 0
+        self.clean_from = plan["warmup"]  # first step after the last warm-up
+        self.clean_since = None  # its time
+        self.clean_steps = 0  # measured in stretches that have ended
+        self.clean_s = 0.0
+
+    def interrupted(self) -> None:
+        """An excluded stretch lies behind the last step: that step does not count, and warm-up starts anew."""
+        cycle = self.plan["cycle"]
+        if self.clean_since is not None:
+            steps = (self.step - 1 - self.clean_from) // cycle * cycle
+            if steps > 0:
+                self.clean_steps += steps
+                self.clean_s += self.records[self.clean_from + steps][1] - self.clean_since
+        self.clean_from = self.step + self.plan["warmup"]
+        self.clean_since = None
+
+    def clean(self, now: float) -> tuple:
+        """``(steps, seconds)`` measured so far in whole cycles."""
+        if self.clean_since is None:
+            return self.clean_steps, self.clean_s
+        return self.clean_steps + self.step - self.clean_from, self.clean_s + now - self.clean_since
+
+
+class Machine:
+    """Runs the blocks of one rank.
+
+    Args:
+        client: connection to the control server.
+        config: the start-up folder's configuration.
+        rank: this process's rank.
+        watch: identity of the training loader.
+        loader_class: torch's DataLoader.
+        feed: its index iterator; ``None`` for iterable data.
+    """
+
+    def __init__(self, client, config: dict, rank: int, watch, loader_class, feed) -> None:
+        import torch
+
+        self.client = client
+        self.watch = watch
+        self.feed = feed
+        self.loader = None
+        self.total_steps = watch.batches
+        self._torch = torch
+        self._cls = loader_class
+        self._rank = rank
+        self._path = os.path.join(config["records"], f"steps.rank{rank}.jsonl")
+        self._block = None
+        self._pause = None
+        self._cache = None
+        self._next_k = None
+        self._beat_s = time.monotonic()
+        self._sizes = None
+        self._empty_restarts = 0
+
+    def new_epoch(self, loader, already: int = 0) -> View:
+        """The loop asks for an iterator: a view on the running block."""
+        self.loader = loader
+        length = None
+        if self.feed is not None:
+            name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
+            self.feed.sampler = loader.__dict__[name]
+            length = self.feed.epoch_length
+        return View(self, None if length is None else length - already)
+
+    def pause(self, tag: str) -> None:
+        """What the process does now is no training step: ``eval``, ``save``, ``epoch`` or ``restart``."""
+        self._pause = tag
+
+    def next_batch(self):
+        """The next batch of the running block; changes blocks where the plan says so."""
+        enter = time.monotonic()
+        tag = self._take_pause(enter)
+        block = self._block
+        if tag is not None and block is not None and block.step:
+            block.interrupted()
+        if block is None or (block.step >= block.stop_at and not self._go_on(block)):
+            block = self._change_block()
+            tag = None
+            enter = time.monotonic()
+        elif block.step == block.clean_from:
+            self._synchronize()
+            enter = block.clean_since = time.monotonic()
+        batch, elements, clone_s = self._fetch(block)
+        now = time.monotonic()
+        block.records.append((block.step, enter, now, tag, elements, clone_s))
+        block.step += 1
+        self.total_steps += 1
+        if now - self._beat_s > 1.0:
+            self._beat_s = now
+            self.client.send({"type": "beat", "k": block.k, "step": block.step})
+        return batch
+
+    def _take_pause(self, enter: float):
+        """The pending tag, if any. An epoch's seam counts only where it took longer than a step does."""
+        tag, self._pause = self._pause, None
+        block = self._block
+        if tag != "epoch" or block is None or not block.records:
+            return tag
+        average = (block.records[-1][1] - block.start_s) / len(block.records)
+        return tag if enter - block.records[-1][2] > 2 * average else None
+
+    def _fetch(self, block: Block) -> tuple:
+        try:
+            if block.player is not None:
+                batch, elements = block.player.next()
+                return batch, elements, block.player.clone_s
+            batch = block.source.next()
+        except StopIteration:
+            self._empty_restarts += 1
+            if self._empty_restarts > 2:
+                self._fail(block, "the iterable dataset yields nothing when it is read again")
+            raise
+        except Exception:
+            self._fail(block, traceback.format_exc(limit=-6))
+            raise
+        self._empty_restarts = 0
+        elements, size, count = measure(batch)
+        self._sizes = (elements, size, count)
+        if self._cache is not None and block.plan["cache"]:
+            self._cache.offer(batch, elements, size)
+        return batch, elements, 0.0
+
+    def _fail(self, block: Block, text: str) -> None:
+        self.client.send({"type": "fail", "k": block.k, "rank": self._rank, "text": text[-4000:]})
+
+    def _go_on(self, block: Block) -> bool:
+        """A chunk has ended: whether the block goes on, as the server has fixed it for all ranks."""
+        self._synchronize()
+        now = time.monotonic()
+        steps, seconds = block.clean(now)
+        answer = self.client.ask(
+            {
+                "type": "mark",
+                "k": block.k,
+                "mark": block.marks,
+                "steps": steps,
+                "seconds": seconds,
+                "elapsed": now - block.start_s,
+            }
+        )
+        block.marks += 1
+        block.stop_at += answer["go"]
+        return answer["go"] > 0
+
+    def _change_block(self) -> Block:
+        self._end_block()
+        try:
+            plan = self.client.ask({"type": "plan", "k": self._next_k, "rank": self._rank})
+        except ControlLost:
+            raise SystemExit("the run that steered this training has ended") from None
+        if plan["kind"] == "done":
+            self._finish()
+        self._next_k = plan["k"] + 1
+        block = self._block = Block(plan, self.total_steps)
+        if plan["cache"]:
+            self._cache = Cache(plan["cache"], plan["cache_bytes"])
+        if plan["kind"] == "ceiling":
+            block.player = Player(self._cache, plan["settings"]["pin_memory"])
+        else:
+            block.source = Source(self._cls, self.loader, plan["settings"], self.feed, self.watch)
+        return block
+
+    def _end_block(self) -> None:
+        block, self._block = self._block, None
+        if block is None:
+            return
+        end = time.monotonic()
+        if block.source is not None:
+            block.source.close()
+        swap_s = time.monotonic() - end
+        with open(self._path, "a") as file:
+            file.writelines(
+                json.dumps([block.k, *record], separators=(",", ":")) + "\n" for record in block.records
+            )
+        self.client.send(
+            {
+                "type": "result",
+                "k": block.k,
+                "rank": self._rank,
+                "steps": block.step,
+                "start_s": block.start_s,
+                "end_s": end,
+                "swap_s": swap_s,
+                "first_step": block.first_step,
+                "cloned": bool(block.player and block.player.cloning),
+                "cached": len(self._cache.batches) if self._cache is not None else 0,
+                "sizes": self._sizes,
+                "worker_bytes": block.source.worker_bytes if block.source is not None else None,
+            }
+        )
+
+    def _synchronize(self) -> None:
+        if self._torch.cuda.is_available() and self._torch.cuda.is_initialized():
+            self._torch.cuda.synchronize()
+
+    def _finish(self) -> None:
+        """All blocks are done: end quietly and stay where we are until the driver ends the tree."""
+        self._synchronize()
+        self.client.send({"type": "done", "rank": self._rank})
+        while True:
+            time.sleep(3600)
+
+
+class View:
+    """One epoch as the loop sees it: as many batches as the bare script would get.
+
+    Args:
+        machine: where the batches come from.
+        remaining: batches left in this epoch; ``None`` where only the data's end tells.
+    """
+
+    def __init__(self, machine: Machine, remaining) -> None:
+        self._machine = machine
+        self._remaining = remaining
+
+    def __iter__(self) -> View:
+        return self
+
+    def __next__(self):
+        machine = self._machine
+        feed = machine.feed
+        if self._remaining == 0 or (self._remaining is None and feed is not None and feed.at_epoch_end()):
+            machine.pause("epoch")
+            raise StopIteration
+        try:
+            batch = machine.next_batch()
+        except StopIteration:
+            machine.pause("restart")
+            raise
+        if self._remaining is not None:
+            self._remaining -= 1
+        return batch

@@ -1,0 +1,292 @@
+"""What one process knows of its loaders: which of them trains, and when this process becomes a rank."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+
+from . import snapshot
+from .bootstrap import mark
+from .client import Client
+from .feed import RecordedSampler
+from .machine import Machine
+from .swap import shut_down
+
+# The loader that trains is the one between whose batches optimizer steps fall; one such step could be
+# a leftover of a loop before, two in a row are not.
+_STEPS_TO_TRUST = 2
+# With no optimizer step after so many batches, the loader with most batches is taken, said openly.
+_BATCHES_WITHOUT_OPTIMIZER = 200
+
+
+class Watch:
+    """What is known of one loader identity, over all loader objects that share it."""
+
+    def __init__(self, key: tuple, dataset, number: int) -> None:
+        self.key = key
+        self.dataset = dataset
+        self.number = number
+        self.snapshot = snapshot.take(dataset)
+        self.batches = 0
+        self.trained = 0  # gaps between its batches in which an optimizer stepped
+        self.wait_s = 0.0
+        self.passed = False
+
+
+class Runtime:
+    """Process-wide state of the hook.
+
+    Args:
+        config: the start-up folder's configuration.
+        loader_class: torch's DataLoader, with its own ``__iter__`` already taken by the caller.
+    """
+
+    def __init__(self, config: dict, loader_class) -> None:
+        self.config = config
+        self.loader_class = loader_class
+        self.armed = True
+        self.optimizer_steps = 0
+        self.machine = None
+        self._watches: dict = {}
+        self._hooked = False
+        self._open_files: list = []
+        mark(config["folder"], "torch")
+        os.register_at_fork(after_in_child=self._forked)
+
+    def active(self) -> bool:
+        """Whether loaders of this process concern us: not inside a DataLoader worker, not after a fork."""
+        if not self.armed:
+            return False
+        from torch.utils.data import get_worker_info
+
+        return get_worker_info() is None
+
+    def _forked(self) -> None:
+        """A child of a rank is a worker or a helper: it drops our connection and stays untouched."""
+        if self.machine is not None:
+            self.machine.client.close()
+            self.machine = None
+            self.armed = False
+
+    def loader_made(self) -> None:
+        """First loader of the process: torch is complete now, its global hooks can be set."""
+        if self._hooked:
+            return
+        self._hooked = True
+        mark(self.config["folder"], "loader")
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        def stepped(optimizer, args, kwargs) -> None:
+            self.optimizer_steps += 1
+
+        register_optimizer_step_post_hook(stepped)
+        save = torch.save
+
+        @functools.wraps(save)
+        def tagged_save(*args, **kwargs):
+            if self.machine is not None:
+                self.machine.pause("save")
+            return save(*args, **kwargs)
+
+        torch.save = tagged_save
+
+    def iterate(self, loader, iterate):
+        """What ``iter(loader)`` gives to the loop."""
+        watch = self._watch(loader)
+        if self.machine is not None and self.machine.watch is watch:
+            return self.machine.new_epoch(loader)
+        return Watched(self, watch, loader, iterate)
+
+    def _watch(self, loader) -> Watch:
+        """The identity of a loader: where it was made, its dataset, its sampler's type, its batch size."""
+        dataset = loader.dataset
+        shape = (
+            loader.__dict__.get("_feedtune_site"),
+            type(loader.sampler).__name__,
+            getattr(loader.batch_sampler, "batch_size", loader.batch_size),
+        )
+        key = (*shape, id(dataset))
+        if key not in self._watches:
+            if not self._watches:
+                self._open_files = snapshot.open_data_files()
+            # A function that makes dataset and loader anew each epoch is still one identity.
+            for other in self._watches.values():
+                if other.key[:-1] == shape and _same_kind(other.dataset, dataset):
+                    self._watches[key] = other
+                    return other
+            self._watches[key] = Watch(key, dataset, len(set(map(id, self._watches.values()))))
+        return self._watches[key]
+
+    def wants(self, watch: Watch) -> bool:
+        """Whether the loader is known to train by now."""
+        if self.machine is not None or watch.passed or not self.armed:
+            return False
+        if watch.trained >= _STEPS_TO_TRUST:
+            return True
+        return (
+            self.optimizer_steps == 0
+            and watch.batches >= _BATCHES_WITHOUT_OPTIMIZER
+            and watch.batches == max(other.batches for other in self._watches.values())
+        )
+
+    def take_over(self, watched: Watched):
+        """Become a rank with this loader, if the driver agrees: the view that goes on where it stood."""
+        rank, world = _rank()
+        client = Client(self.config["host"], self.config["port"], self.config["token"])
+        rivals = {w.number: w for w in self._watches.values() if w.trained}
+        answer = client.ask(
+            {
+                "type": "hello",
+                "rank": rank,
+                "world": world,
+                "pid": os.getpid(),
+                "start": self.config["start"],
+                "loader": _describe(watched, self),
+                "rivals": [[n, w.wait_s] for n, w in sorted(rivals.items())],
+            }
+        )
+        if not answer.get("ok") or answer.get("loader", watched.watch.number) != watched.watch.number:
+            watched.watch.passed = True
+            client.close()
+            return None
+        self._leave_no_variables()
+        feed = watched.stop()
+        self.machine = Machine(client, self.config, rank, watched.watch, self.loader_class, feed)
+        return self.machine.new_epoch(watched.loader, already=watched.delivered)
+
+    def _leave_no_variables(self) -> None:
+        """What this rank starts from now on (helpers, spawned workers) knows nothing of us."""
+        os.environ.pop("FEEDTUNE_RUN_ID", None)
+        folder = self.config["folder"]
+        rest = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p != folder]
+        if any(rest):
+            os.environ["PYTHONPATH"] = os.pathsep.join(rest)
+        else:
+            os.environ.pop("PYTHONPATH", None)
+
+
+class Watched:
+    """An ordinary loader iterator, with each batch counted; the loop cannot tell the difference."""
+
+    def __init__(self, runtime: Runtime, watch: Watch, loader, iterate) -> None:
+        self.runtime = runtime
+        self.watch = watch
+        self.loader = loader
+        self.delivered = 0
+        self._view = None
+        self._steps_at_last = None
+        self._inner = _iterate_recorded(loader, iterate)
+        mark(runtime.config["folder"], "iterated")
+
+    def __iter__(self):
+        return self
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def __next__(self):
+        if self._view is not None:
+            return next(self._view)
+        runtime = self.runtime
+        if runtime.machine is not None:
+            runtime.machine.pause("eval")
+            return next(self._inner)
+        if self._steps_at_last is not None and runtime.optimizer_steps > self._steps_at_last:
+            self.watch.trained += 1
+        if runtime.wants(self.watch):
+            self._view = runtime.take_over(self)
+            if self._view is not None:
+                return next(self._view)
+        start = time.monotonic()
+        batch = next(self._inner)
+        if self.delivered:
+            self.watch.wait_s += time.monotonic() - start  # the first batch pays for starting workers
+        self.delivered += 1
+        self.watch.batches += 1
+        self._steps_at_last = runtime.optimizer_steps
+        feed = self._feed()
+        if feed is not None:
+            feed.deliver()
+        return batch
+
+    def _feed(self):
+        sampler = getattr(self._inner, "_index_sampler", None)
+        return sampler.feed if isinstance(sampler, RecordedSampler) else None
+
+    def stop(self):
+        """End the original iterator; its undelivered batches are in the feed that is returned.
+
+        Returns:
+            The feed of a map-style loader, ``None`` for iterable data.
+        """
+        feed = self._feed()
+        shut_down(self._inner)
+        self.loader.__dict__["_iterator"] = None
+        self._inner = None
+        if feed is None:
+            return None
+        feed.give_back()
+        feed.endless = True
+        return feed
+
+
+def _iterate_recorded(loader, iterate):
+    """The loader's own iterator, made over an index sampler that remembers what it hands out."""
+    from torch.utils.data import IterableDataset
+
+    name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
+    if isinstance(loader.dataset, IterableDataset):
+        return iterate(loader)
+    original = loader.__dict__[name]
+    loader.__dict__[name] = RecordedSampler(original)
+    try:
+        return iterate(loader)
+    finally:
+        loader.__dict__[name] = original
+
+
+def _same_kind(one, other) -> bool:
+    try:
+        return type(one) is type(other) and len(one) == len(other)
+    except TypeError:
+        return False  # no length: two iterable datasets stay two
+
+
+def _rank() -> tuple:
+    """``(rank, world size)``; the environment can lack both (Lightning's rank 0)."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _describe(watched: Watched, runtime: Runtime) -> dict:
+    """What the driver needs to know of the loader as the user wrote it."""
+    import resource
+
+    import torch
+
+    loader = watched.loader
+    feed = watched._feed()
+    site = loader.__dict__.get("_feedtune_site") or ()
+    return {
+        "number": watched.watch.number,
+        "num_workers": loader.num_workers,
+        "prefetch_factor": loader.prefetch_factor,
+        "pin_memory": bool(loader.pin_memory),
+        "persistent_workers": loader.persistent_workers,
+        "batch_size": getattr(loader.batch_sampler, "batch_size", loader.batch_size),
+        "iterable": feed is None,
+        "epoch_steps": feed.epoch_length if feed is not None else None,
+        "dataset": type(loader.dataset).__name__,
+        "site": f"{site[0][0]}:{site[0][1]}" if site else "",
+        "optimizer_steps": runtime.optimizer_steps,
+        "trained": watched.watch.trained > 0,
+        "open_files": runtime._open_files,
+        "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "cuda": torch.cuda.is_available(),
+        "torch": str(torch.__version__),
+    }

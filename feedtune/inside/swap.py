@@ -1,0 +1,92 @@
+"""Loaders with other settings over the same data: shallow copies, so that subclasses keep working."""
+
+from __future__ import annotations
+
+import copy
+
+from . import snapshot
+
+
+def make_copy(loader, settings: dict, feed, dataset):
+    """A shallow copy of a loader with changed settings.
+
+    Args:
+        loader: the loader as the user made it.
+        settings: ``num_workers``, ``prefetch_factor`` and ``pin_memory``.
+        feed: what hands out the index batches; ``None`` for iterable data.
+        dataset: the dataset to read, in the state before the first fetch.
+    """
+    twin = copy.copy(loader)
+    workers = settings["num_workers"]
+    values = {
+        "dataset": dataset,
+        "num_workers": workers,
+        "prefetch_factor": settings["prefetch_factor"] if workers else None,
+        "pin_memory": settings["pin_memory"],
+        "persistent_workers": False,  # the iterator lives as long as the block; it needs no second life
+        "_iterator": None,
+        # Each block would repeat torch's warning on worker counts; the driver has its own bounds.
+        "check_worker_number_rationality": lambda: None,
+    }
+    if not workers:
+        values["timeout"] = 0  # torch refuses a timeout without workers
+        values["_DataLoader__multiprocessing_context"] = None
+    if feed is not None:
+        values["batch_sampler" if loader.batch_sampler is not None else "sampler"] = feed
+    twin.__dict__.update(values)
+    return twin
+
+
+def shut_down(iterator) -> None:
+    """End the workers of a loader iterator, if it has any."""
+    stop = getattr(iterator, "_shutdown_workers", None)
+    if stop is not None:
+        stop()
+
+
+def private_bytes(pid: int) -> int:
+    """Memory that a process shares with nobody; 0 where it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            rows = [line.split() for line in file if line.startswith("Private_")]
+    except OSError:
+        return 0
+    return sum(int(row[1]) for row in rows) * 1024
+
+
+class Source:
+    """Batches of one block from real workers: starts them, counts what they deliver, ends them."""
+
+    def __init__(self, loader_class, loader, settings: dict, feed, watch) -> None:
+        dataset = snapshot.fresh(watch.dataset, watch.snapshot)
+        self._loader = make_copy(loader, settings, feed, dataset)
+        self._feed = feed
+        self._cls = loader_class
+        self._iterator = None
+        self.worker_bytes = None  # largest private memory of a worker, once they have ended
+
+    def next(self):
+        """The next batch; ``StopIteration`` where an epoch of iterable data ends.
+
+        The workers start with the first call, and again after the end of iterable data.
+        """
+        if self._iterator is None:
+            self._iterator = self._cls._get_iterator(self._loader)
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self.close()
+            raise
+        if self._feed is not None:
+            self._feed.deliver()
+        return batch
+
+    def close(self) -> None:
+        """End the workers; what they had in flight returns to the feed."""
+        iterator, self._iterator = self._iterator, None
+        if iterator is not None:
+            workers = getattr(iterator, "_workers", ())
+            self.worker_bytes = max((private_bytes(worker.pid) for worker in workers), default=None)
+            shut_down(iterator)
+        if self._feed is not None:
+            self._feed.give_back()

@@ -1,0 +1,97 @@
+"""The start-up folder: a ``sitecustomize`` and a copy of ``feedtune.inside``, reached through PYTHONPATH.
+
+It needs nothing of feedtune in the command's interpreter, and only ``PYTHONPATH`` has to survive the
+launchers in between.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import feedtune
+
+_SITECUSTOMIZE = '''\
+"""Start-up of a feedtune run; another sitecustomize further down the path is run after it."""
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+_here = os.path.dirname(os.path.abspath(__file__))
+
+
+def _start():
+    try:
+        import {package}.bootstrap as bootstrap
+
+        bootstrap.start(_here)
+    except Exception as error:  # the user's command must run whatever is wrong with us
+        with open(os.path.join(_here, "seen", "error"), "a") as file:
+            file.write(repr(error) + "\\n")
+
+
+def _next():
+    rest = [p for p in sys.path if os.path.abspath(p or os.getcwd()) != _here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+_start()
+_next()
+'''
+
+
+class BootFolder:
+    """The start-up folder of one run, mode 0700.
+
+    Args:
+        path: where to make it.
+        run_id: unique name of the run; the copied package is called after it.
+        config: what the processes need to know (host, port, token, records folder).
+    """
+
+    def __init__(self, path: Path, run_id: str, config: Mapping[str, Any]) -> None:
+        self.path = path
+        self._config = dict(config)
+        package = f"_feedtune_{run_id}"
+        path.mkdir(mode=0o700)
+        (path / "seen").mkdir(mode=0o700)
+        source = Path(feedtune.__file__).parent / "inside"
+        shutil.copytree(source, path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        (path / "sitecustomize.py").write_text(_SITECUSTOMIZE.format(package=package))
+
+    def set_start(self, start: int) -> None:
+        """Write the configuration for the next start of the command."""
+        file = self.path / "config.json"
+        temporary = file.with_suffix(".tmp")
+        descriptor = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as stream:
+            json.dump({**self._config, "start": start}, stream)
+        os.replace(temporary, file)
+        for mark in (self.path / "seen").iterdir():
+            mark.unlink()
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The command's environment: ours in front of PYTHONPATH, nothing else that matters."""
+        rest = base.get("PYTHONPATH")
+        path = f"{self.path}{os.pathsep}{rest}" if rest else str(self.path)
+        return {**base, "PYTHONPATH": path}
+
+    def seen(self) -> set[str]:
+        """How far any process of the command came: python, torch, loader, iterated, error."""
+        try:
+            return {entry.name for entry in (self.path / "seen").iterdir()}
+        except FileNotFoundError:
+            return set()
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)

@@ -1,0 +1,121 @@
+"""The few shapes that carry everything: frozen, standard library only.
+
+``None`` means not measured, ``0.0`` means measured zero. Units stand in the names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from feedtune.settings import LoaderSettings
+
+BlockKind = Literal["baseline", "ceiling", "probe", "candidate", "confirm"]
+BlockState = Literal["ok", "failed", "excluded", "unstable"]
+Reason = Literal[
+    "script_ended", "script_failed", "loader_failed", "hang", "too_few_steps", "ranks_diverged",
+    "opened_in_main", "ram", "shm", "descriptors", "cut_short", "spread",
+]  # fmt: skip
+Outcome = Literal["gain", "no_gain", "gpu_bound", "data_bound", "failed"]
+
+
+class StepRecord(NamedTuple):
+    """One step of one rank, from that rank's clock.
+
+    Attributes:
+        step: number of the batch inside its block, from 0.
+        enter_s: the loop asked for the batch (monotonic seconds).
+        return_s: the loop got it.
+        tag: why the stretch before ``enter_s`` is no training step (``eval``, ``save``, ``epoch``), or ``None``.
+        elements: number of tensor elements in the batch.
+        clone_s: time spent cloning a cached batch that the loop changes in place.
+    """
+
+    step: int
+    enter_s: float
+    return_s: float
+    tag: str | None
+    elements: int
+    clone_s: float
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """What every rank does in block ``k``; written once, so that all ranks read the same.
+
+    Attributes:
+        kind: see DESIGN: baseline, ceiling, probe, candidate or confirm.
+        settings: loader settings; for a ceiling block only ``pin_memory`` matters.
+        warmup: steps that are not measured: one full turnover of what is in flight.
+        cycle: measured steps are a whole multiple of this (the worker count).
+        target_s: measured seconds wanted; at least ``min_cycles`` cycles are measured whatever they take.
+        max_s: no further chunk is granted after so many seconds.
+        cache: how many batches to keep for the ceiling, while this block runs.
+        cache_bytes: upper bound of the memory they may take in each rank.
+        stop_below: stop early when the rate lies below this (steps/s); 0 never stops.
+    """
+
+    k: int
+    kind: BlockKind
+    settings: LoaderSettings
+    warmup: int
+    cycle: int
+    target_s: float
+    max_s: float
+    min_cycles: int = 3
+    cache: int = 0
+    cache_bytes: int = 0
+    stop_below: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as one JSON object."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class BlockResult:
+    """What a block measured.
+
+    Attributes:
+        rate: steps of the job a second over whole worker cycles.
+        spread: coefficient of variation of the rate over sub-stretches of whole cycles.
+        starvation: ``1 - rate / ceiling``; ``None`` before the ceiling is known.
+        wait_share: share of the measured time in which the slowest rank waited in ``next()``.
+        edge_s: creation of the workers to the first batch, minus one steady step.
+        rereads: the block saw data that an earlier block had read (iterable datasets restart).
+        elements: mean tensor elements a batch.
+        tags: how often each kind of excluded stretch was cut out.
+        first_steps: job step at which each rank started the block (equal on all, or the ranks diverged).
+    """
+
+    k: int
+    kind: BlockKind
+    settings: LoaderSettings
+    state: BlockState = "ok"
+    reason: Reason | None = None
+    steps: int = 0
+    seconds: float = 0.0
+    rate: float | None = None
+    spread: float | None = None
+    starvation: float | None = None
+    wait_share: float | None = None
+    edge_s: float | None = None
+    rereads: bool = False
+    elements: float | None = None
+    detail: str = ""
+    tags: dict[str, int] = field(default_factory=dict)
+    first_steps: dict[str, int] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as one JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> BlockResult:
+        """A result out of JSON."""
+        return cls(**{**data, "settings": LoaderSettings.from_dict(data["settings"])})
+
+    @property
+    def measured(self) -> bool:
+        """Whether the block has a rate to work with."""
+        return self.rate is not None and self.state in ("ok", "unstable")

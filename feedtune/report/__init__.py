@@ -1,0 +1,1 @@
+"""Reports: numbers arrive computed, these modules only show them."""

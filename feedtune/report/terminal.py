@@ -1,0 +1,83 @@
+"""Results on a terminal: what a person reads in ten seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from feedtune.settings import LoaderSettings
+
+
+def print_tune(document: dict[str, Any]) -> None:
+    """Print a ``feedtune.tune/1`` document: the answer, the three rates, the blocks, what to do."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(highlight=False)
+    outcome = document["outcome"]
+    style = {"gain": "bold green", "failed": "bold red"}.get(outcome, "bold")
+    console.print()
+    console.print(f"[{style}]{outcome.upper().replace('_', ' ')}[/]  {escape(document['verdict'])}")
+    console.print()
+    _rates(console, document)
+    _blocks(console, document)
+    for line in document["advice"]:
+        console.print(f"- {escape(line)}")
+    if document["gain"]:
+        console.print("\nPaste this:")
+        console.print(f"  {escape(document['snippet'])}", style="bold")
+    console.print(
+        f"\n{document['seconds']:.0f} s, {document['starts']} start{'s' * (document['starts'] != 1)} of the script; "
+        f"write guard: {document['guard']['tier']}. Again: feedtune report {escape(document['run'])}",
+        style="dim",
+        soft_wrap=True,
+    )
+
+
+def _rates(console: Any, document: dict[str, Any]) -> None:
+    ceiling = document["ceiling"]["rate"]
+    rows = [("ceiling (data is free)", ceiling, None)]
+    for name, key in (("your settings", "baseline"), ("best settings", "best")):
+        side = document[key]
+        if side and side["rate"] and not (key == "best" and not document["gain"]):
+            rows.append((name, side["rate"], side["starvation"]))
+    for name, rate, starved in rows:
+        if rate is None:
+            continue
+        bar = "█" * max(1, round(30 * rate / ceiling)) if ceiling else ""
+        text = "" if starved is None else f"starved {max(starved, 0):6.1%}"
+        console.print(f"  {name:<24}{rate:>10.2f} steps/s  {bar:<30} {text}")
+    console.print()
+
+
+def _blocks(console: Any, document: dict[str, Any]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name, justify in (("kind", "left"), ("settings", "left"), ("steps", "right"), ("steps/s", "right"),
+                          ("starved", "right"), ("state", "left")):  # fmt: skip
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for block in document["blocks"]:
+        if block["kind"] == "confirm":
+            continue  # they are in the interval
+        settings = LoaderSettings.from_dict(block["settings"]).arguments()
+        if block["kind"] == "ceiling":
+            settings = "cached batches, " + ("pinned" if block["settings"]["pin_memory"] else "pageable")
+        state = block["state"] if block["reason"] is None else f"{block['state']}: {block['reason']}"
+        starved = block["starvation"]
+        table.add_row(
+            block["kind"],
+            settings,
+            str(block["steps"] or ""),
+            "" if block["rate"] is None else f"{block['rate']:.2f}",
+            "" if starved is None else f"{max(starved, 0):.1%}",
+            escape("" if state == "ok" else state),
+        )
+    console.print(table)
+    compared = document["compared"]
+    if compared:
+        pairs = sum(b["kind"] == "confirm" for b in document["blocks"]) // 2
+        console.print(
+            f"\nConfirmed in {pairs} interleaved pairs: {compared['ratio']:.3f}x "
+            f"(95 % interval {compared['low']:.3f} to {compared['high']:.3f})\n"
+        )

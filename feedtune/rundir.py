@@ -1,0 +1,133 @@
+"""The run folder: every stage ends in a file here that the next one reads; if a file exists, it is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from shard_tools.errors import BadInput
+
+RUN_FORMAT = "feedtune.run/1"
+_SECRET_NAME = re.compile(r"(?i)(token|secret|passw|api[-_]?key|credential|auth)")
+
+
+def default_runs_folder() -> Path:
+    """``$XDG_STATE_HOME/feedtune/runs``, outside anybody's work folder."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(state) / "feedtune" / "runs"
+
+
+class RunDir:
+    """A run folder that is being written.
+
+    Args:
+        path: the folder; it must not hold another run.
+
+    Raises:
+        BadInput: the folder holds something already, or cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise BadInput(
+                f"{self.path} is not empty: it may hold another run", "name a new folder with --out"
+            )
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(
+                f"cannot make the run folder {self.path}: {error.strerror}", "name another with --out"
+            ) from error
+
+    @classmethod
+    def new(cls, out: Path | None, name: str) -> RunDir:
+        """The folder named by ``--out``, else ``<time>-<name>`` below the default folder."""
+        if out is not None:
+            return cls(out)
+        word = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:40] or "run"
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        base = default_runs_folder() / f"{stamp}-{word}"
+        path, number = base, 1
+        while path.exists():
+            number += 1
+            path = base.with_name(f"{base.name}.{number}")
+        return cls(path)
+
+    @property
+    def log(self) -> Path:
+        """Output of the user's command."""
+        return self.path / "command.log"
+
+    @property
+    def journal(self) -> Path:
+        """The Optuna study."""
+        return self.path / "study.journal"
+
+    def write_json(self, name: str, document: dict[str, Any]) -> None:
+        """Write one document whole: temporary name, fsync, rename."""
+        target = self.path / name
+        temporary = target.with_name(f".{name}.tmp")
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(document, file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+
+    def append_json(self, name: str, document: dict[str, Any]) -> None:
+        """Append one line to a ``.jsonl`` file."""
+        with open(self.path / name, "a", encoding="utf-8") as file:
+            file.write(json.dumps(document) + "\n")
+
+    def read_steps(self, rank: int, offset: int) -> tuple[list[list[Any]], int]:
+        """Step lines of a rank from a byte offset on: ``([[k, step, ...], ...], new offset)``."""
+        path = self.path / f"steps.rank{rank}.jsonl"
+        if not path.exists():
+            return [], offset
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]  # a killed rank can leave half a line
+        return [json.loads(line) for line in whole.splitlines()], offset + len(whole)
+
+
+def read_result(run: Path) -> dict[str, Any]:
+    """The result of a run folder.
+
+    Raises:
+        BadInput: no such folder, or no result in it yet.
+    """
+    path = run / "result.json" if run.is_dir() else run
+    if not path.exists():
+        raise BadInput(f"{run} holds no result.json", "name the folder that a feedtune run has printed")
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadInput(f"{path} is not JSON: {error}") from error
+    if not isinstance(document, dict) or "schema" not in document:
+        raise BadInput(f"{path} is not a feedtune result")
+    return document
+
+
+def redact(command: Sequence[str]) -> list[str]:
+    """The command line with the values of secret-looking arguments taken out, for storing."""
+    return list(_redacted(command))
+
+
+def _redacted(command: Sequence[str]) -> Iterator[str]:
+    hide_next = False
+    for word in command:
+        name, equals, _ = word.partition("=")
+        if hide_next and not word.startswith("-"):
+            yield "***"
+            hide_next = False
+            continue
+        secret = bool(_SECRET_NAME.search(name)) and (word.startswith("-") or bool(equals))
+        hide_next = secret and not equals
+        yield f"{name}=***" if secret and equals else re.sub(r"(?<=://)[^/@\s]+:[^/@\s]+(?=@)", "***", word)

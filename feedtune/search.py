@@ -1,0 +1,89 @@
+"""The Optuna study: where trials are asked for, told, and kept; the only importer of Optuna."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from feedtune.analysis.climb import Space, next_seed
+from feedtune.records import BlockResult
+from feedtune.settings import LoaderSettings
+
+_TRIES_FOR_NEW = 20  # the space is small: a sampler that only repeats itself has seen it all
+
+
+class Search:
+    """Asks for settings one at a time: first the climb, then a TPE sampler over what is left.
+
+    Args:
+        journal: the study's journal file.
+        space: the values that may be tried.
+        own: the user's settings, tried first.
+        seed: seed of the sampler.
+    """
+
+    def __init__(self, journal: Path, space: Space, own: LoaderSettings, seed: int = 0) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.space = space
+        self.own = own
+        self.rates: dict[LoaderSettings, float | None] = {}
+        self._study = optuna.create_study(
+            study_name="feedtune",
+            storage=JournalStorage(JournalFileBackend(str(journal))),
+            direction="maximize",
+            # The climb has explored; the sampler starts to exploit at once.
+            sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=4),
+        )
+        self._trial: optuna.Trial | None = None
+
+    def ask(self) -> LoaderSettings | None:
+        """New settings to measure, or ``None`` when nothing is left to try."""
+        seed = next_seed(self.space, self.own, self.rates)
+        if seed is not None:
+            self._study.enqueue_trial(self._params(seed))
+        for _ in range(_TRIES_FOR_NEW):
+            trial = self._study.ask()
+            settings = self._suggest(trial)
+            if settings not in self.rates:
+                self._trial = trial
+                return settings
+            known = self.rates[settings]
+            self._study.tell(trial, known, state=None if known is not None else TrialState.FAIL)
+        return None
+
+    def tell(self, settings: LoaderSettings, result: BlockResult) -> None:
+        """Record what the settings of the last ``ask`` brought."""
+        assert self._trial is not None
+        trial, self._trial = self._trial, None
+        trial.set_user_attr("block", result.k)
+        trial.set_user_attr("state", result.state)
+        if result.state == "excluded":
+            trial.set_constraint(result.reason or "excluded", 1.0)
+        rate = result.rate if result.measured else None
+        self.rates[settings] = rate
+        if rate is None:
+            self._study.tell(trial, state=TrialState.FAIL)
+        else:
+            self._study.tell(trial, rate)
+
+    def _params(self, settings: LoaderSettings) -> dict[str, int | bool]:
+        """Settings as the study's parameters; worker counts and prefetch as rungs of their ladders."""
+        params: dict[str, int | bool] = {"num_workers": self.space.workers.index(settings.num_workers)}
+        if settings.prefetch_factor is not None:
+            params["prefetch_factor"] = self.space.prefetch.index(settings.prefetch_factor)
+        params["pin_memory"] = settings.pin_memory
+        return params
+
+    def _suggest(self, trial: optuna.Trial) -> LoaderSettings:
+        workers = self.space.workers[trial.suggest_int("num_workers", 0, len(self.space.workers) - 1)]
+        prefetch = None
+        if workers:  # torch refuses prefetch_factor without workers: a conditional space
+            prefetch = self.space.prefetch[
+                trial.suggest_int("prefetch_factor", 0, len(self.space.prefetch) - 1)
+            ]
+        pin = trial.suggest_categorical("pin_memory", list(self.space.pin))
+        return LoaderSettings(workers, prefetch, bool(pin))

@@ -1,0 +1,182 @@
+"""The control server: plans to the ranks, marks and results back; JSON lines over TCP, nothing unpickled."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from feedtune.records import BlockPlan
+
+MAX_LINE = 1 << 20
+Message = dict[str, Any]
+MarkRule = Callable[[BlockPlan, int, float, float], int]
+
+
+@dataclass
+class StartState:
+    """What the ranks of one start of the script have said; guarded by the server's lock."""
+
+    hellos: dict[int, Message] = field(default_factory=dict)
+    results: dict[tuple[int, int], Message] = field(default_factory=dict)  # (k, rank)
+    failures: list[Message] = field(default_factory=list)
+    asked: dict[int, int] = field(default_factory=dict)  # rank -> k it waits for
+    done: set[int] = field(default_factory=set)
+    loader: int | None = None
+    heard_s: float = field(default_factory=time.monotonic)
+
+
+class ControlServer:
+    """Answers the ranks; the driver publishes plans and waits for what it needs.
+
+    Plan k is written once, and the first answer to mark j of block k is the answer of all ranks, so a
+    rank that was started again, or that is a little late, does the same steps as the others.
+
+    Args:
+        token: shared secret; a line without it closes its connection.
+        mark_rule: ``(plan, clean steps, clean seconds, elapsed seconds) -> steps to go on``, 0 to stop.
+    """
+
+    def __init__(self, token: str, mark_rule: MarkRule) -> None:
+        self._token = token
+        self._rule = mark_rule
+        self._changed = threading.Condition()
+        self._plans: dict[int, Message] = {}
+        self._blocks: dict[int, BlockPlan] = {}
+        self._marks: dict[tuple[int, int], int] = {}
+        self._starts: dict[int, StartState] = {}
+        self._open: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True, name="control").start()
+
+    def start_state(self, start: int) -> StartState:
+        """The state of one start of the script; hold no reference across ``wait``."""
+        return self._starts.setdefault(start, StartState())
+
+    def publish(self, plan: BlockPlan) -> None:
+        """Fix block k's plan for all ranks."""
+        with self._changed:
+            self._plans.setdefault(plan.k, plan.as_dict())
+            self._blocks.setdefault(plan.k, plan)
+            self._changed.notify_all()
+
+    def publish_end(self, k: int) -> None:
+        """After block ``k - 1`` there is nothing more to do."""
+        with self._changed:
+            self._plans.setdefault(k, {"kind": "done", "k": k})
+            self._changed.notify_all()
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until ``ready()`` (called under the lock) or the time is over; the last answer."""
+        with self._changed:
+            return self._changed.wait_for(ready, timeout_s)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Look at a ``StartState`` without it changing meanwhile."""
+        with self._changed:
+            yield
+
+    def close(self) -> None:
+        """Close all connections; ranks that wait for an answer end."""
+        with contextlib.suppress(OSError):
+            self._listener.close()
+        with self._changed:
+            for connection in list(self._open):
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with self._changed:
+            self._open.add(connection)
+        context: Message = {}
+        try:
+            with connection, connection.makefile("rb") as lines:
+                while line := lines.readline(MAX_LINE):
+                    message = self._read(line)
+                    if message is None:
+                        return
+                    answer = self._handle(message, context)
+                    if answer is not None:
+                        connection.sendall(json.dumps(answer).encode() + b"\n")
+        except OSError:
+            return  # the rank has ended; the session sees its process end
+        finally:
+            with self._changed:
+                self._open.discard(connection)
+
+    def _read(self, line: bytes) -> Message | None:
+        """A message with the right token, else ``None``."""
+        try:
+            message = json.loads(line)
+        except ValueError:
+            return None
+        if not isinstance(message, dict) or not isinstance(message.get("token"), str):
+            return None
+        return message if hmac.compare_digest(message["token"], self._token) else None
+
+    def _handle(self, message: Message, context: Message) -> Message | None:
+        kind = message.get("type")
+        with self._changed:
+            if kind == "hello":
+                context["start"] = message["start"]
+            state = self.start_state(context.get("start", 0))
+            state.heard_s = time.monotonic()
+            answer = getattr(self, f"_on_{kind}", self._on_unknown)(message, state)
+            self._changed.notify_all()
+            return answer
+
+    def _on_unknown(self, message: Message, state: StartState) -> None:
+        """Messages that need no answer: signs of life."""
+
+    def _on_hello(self, message: Message, state: StartState) -> Message:
+        if state.loader is None:
+            # Two training loaders (GAN): the one that waits longer is tuned, the same on every rank.
+            rivals = message.get("rivals") or []
+            state.loader = max(rivals, key=lambda pair: pair[1])[0] if len(rivals) > 1 else None
+        if state.loader is None or state.loader == message["loader"].get("number", state.loader):
+            state.hellos[message["rank"]] = message
+        return {"ok": True} if state.loader is None else {"ok": True, "loader": state.loader}
+
+    def _on_plan(self, message: Message, state: StartState) -> Message:
+        k = message["k"]
+        if k is None:  # first question of a start: the block that is being done now
+            self._changed.wait_for(lambda: bool(self._plans))
+            k = max(self._plans)
+        state.asked[message["rank"]] = k
+        self._changed.notify_all()
+        self._changed.wait_for(lambda: k in self._plans)
+        state.asked.pop(message["rank"], None)
+        state.heard_s = time.monotonic()
+        return self._plans[k]
+
+    def _on_mark(self, message: Message, state: StartState) -> Message:
+        key = (message["k"], message["mark"])
+        if key not in self._marks:
+            plan = self._blocks[message["k"]]
+            self._marks[key] = self._rule(plan, message["steps"], message["seconds"], message["elapsed"])
+        return {"go": self._marks[key]}
+
+    def _on_result(self, message: Message, state: StartState) -> None:
+        state.results[message["k"], message["rank"]] = message
+
+    def _on_fail(self, message: Message, state: StartState) -> None:
+        state.failures.append(message)
+
+    def _on_done(self, message: Message, state: StartState) -> None:
+        state.done.add(message["rank"])

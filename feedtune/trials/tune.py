@@ -1,0 +1,369 @@
+"""``feedtune tune``: baseline, ceiling, candidates and confirmation in one live run of the script."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from feedtune.analysis.climb import DEFAULT_MAX_WORKERS, Space, make_space
+from feedtune.analysis.limits import Needs, broken_limit
+from feedtune.analysis.pacing import next_chunk, warmup_steps
+from feedtune.analysis.policy import POLICY
+from feedtune.analysis.stats import geometric_mean, paired_gain, pick_winner
+from feedtune.launch.boot import BootFolder
+from feedtune.launch.policy import default_policy
+from feedtune.launch.trackers import without_trackers
+from feedtune.machine import Machine, read_machine
+from feedtune.records import BlockKind, BlockPlan, BlockResult
+from feedtune.rundir import RUN_FORMAT, RunDir, redact
+from feedtune.settings import LoaderSettings
+from feedtune.trials.server import ControlServer, Message
+from feedtune.trials.session import Launch, Session, started_inside_a_launcher
+from feedtune.trials.verdict import Answer, Facts, document
+from shard_tools.errors import BadInput, CommandFailed
+
+_CACHED_BATCHES = 10
+_CACHE_SHARE = 0.05  # of free memory, over all ranks
+_BASELINE_TRIES = 3
+_UNKNOWN = 1 << 60  # a limit that the machine does not tell
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """What the user asks for.
+
+    Attributes:
+        command: the training command, as it is typed without feedtune.
+        out: run folder; ``None`` makes one outside the work folder.
+        budget_s: seconds that the whole tuning should take.
+        trials: settings measured before the confirmation.
+        pairs: interleaved pairs of the confirmation; at least 4 for a usable interval.
+        block_s: measured seconds of a block.
+        max_workers: upper bound of workers a rank.
+        fixed: settings held fast.
+        writable: folders that the script really writes.
+    """
+
+    command: Sequence[str]
+    out: Path | None = None
+    budget_s: float = 120.0
+    trials: int = 12
+    pairs: int = 4
+    block_s: float = 1.2
+    max_workers: int = DEFAULT_MAX_WORKERS
+    fixed: Mapping[str, int | bool] = field(default_factory=dict)
+    writable: Sequence[Path] = ()
+    start_timeout_s: float = 900.0
+    guard: str = "auto"
+
+
+def tune(options: TuneOptions, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Tune a training; the document of ``result.json``.
+
+    Args:
+        options: what the user asks for.
+        tell: receives lines for a person, as things happen.
+
+    Raises:
+        BadInput: no command, or feedtune was started inside a launcher.
+        Missing: the command holds no training that can be tuned.
+        CommandFailed: the command failed before or at its baseline.
+        KeyboardInterrupt: after a partial result was written.
+    """
+    launcher = started_inside_a_launcher(os.environ)
+    if launcher:
+        raise BadInput(
+            f"feedtune was started by {launcher} once a rank",
+            f"put it in front: feedtune tune -- {launcher} ...",
+        )
+    run = RunDir.new(options.out, _name(options.command))
+    with _terminable():
+        return Tuning(options, run, tell).run()
+
+
+def _name(command: Sequence[str]) -> str:
+    scripts = [Path(word).stem for word in command if word.endswith(".py")]
+    return scripts[0] if scripts else Path(command[0]).name
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends a tuning as Ctrl-C does: with a partial result and nothing left behind."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+class Tuning:
+    """One tuning, from the first start of the script to the answer."""
+
+    def __init__(self, options: TuneOptions, run: RunDir, tell: Callable[[str], None]) -> None:
+        self.options = options
+        self.run_dir = run
+        self.tell = tell
+        self.begun = time.monotonic()
+        self.seconds = 0.0
+        self.machine: Machine = read_machine()
+        self.blocks: list[BlockResult] = []
+        self.answer = Answer()
+        run_id = secrets.token_hex(8)
+        self.server = ControlServer(token := secrets.token_hex(32), next_chunk)
+        self.boot = BootFolder(
+            run.path / "boot",
+            run_id,
+            {"host": "127.0.0.1", "port": self.server.port, "token": token, "records": str(run.path)},
+        )
+        env, self.trackers = without_trackers(os.environ, run.path / "boot")
+        cwd = Path.cwd()
+        launch = Launch(
+            command=list(options.command),
+            cwd=cwd,
+            env=env,
+            policy=default_policy(options.command, cwd, env, [run.path, *options.writable]),
+            tier=options.guard,
+            start_timeout_s=options.start_timeout_s,
+        )
+        self.session = Session(launch, run, run_id, self.server, self.boot, tell)
+
+    def run(self) -> dict[str, Any]:
+        """Do it all; whatever happens, the tree ends and a result is written once a block was tried."""
+        self.run_dir.write_json(
+            "run.json",
+            {
+                "schema": RUN_FORMAT,
+                "machine": self.machine.as_dict(),
+                "command": redact(self.options.command),
+                "options": {"budget_s": self.options.budget_s, "trials": self.options.trials},
+            },
+        )
+        try:
+            self._steps()
+            self.session.finish()
+        except KeyboardInterrupt:
+            self.answer.interrupted = True
+            raise
+        finally:
+            self.session.stop()
+            self.seconds = time.monotonic() - self.begun
+            self.server.close()
+            self.boot.remove()
+            if self.blocks:
+                self.run_dir.write_json("result.json", self._document())
+        return self._document()
+
+    def _document(self) -> dict[str, Any]:
+        tier, notes = self.session.guard
+        facts = Facts(
+            machine=self.machine.as_dict(),
+            command=redact(self.options.command),
+            run=str(self.run_dir.path),
+            starts=self.session.starts,
+            seconds=self.seconds,
+            guard=tier,
+            guard_notes=notes,
+            trackers=self.trackers,
+            cloned=self.session.cloned,
+        )
+        return document(self.answer, self.blocks, facts)
+
+    def _steps(self) -> None:
+        self.session.start()
+        tier, notes = self.session.guard
+        self.tell(
+            f"trial mode: the command is ended when the answer is there; its file writes go to a throw-away "
+            f"layer ({tier} guard); network and database writes are NOT blocked; "
+            f"switched off: {', '.join(self.trackers)}"
+        )
+        for note in notes:
+            self.tell(f"note: {note}")
+        hello = self.session.hello()
+        self.answer.hello = hello
+        own = LoaderSettings.from_dict(hello["loader"])
+        self.answer.own = own
+        self.tell(f"training loader: {_loader_line(hello)}")
+        baseline = self._baseline(own)
+        self._ceilings(bool(hello["loader"]["cuda"]), baseline)
+        space = make_space(
+            own,
+            cuda=bool(hello["loader"]["cuda"]),
+            cores_per_rank=max(1, int(self.machine.cores // hello["world"])),
+            max_workers=self.options.max_workers,
+            fixed=self.options.fixed,
+        )
+        self.answer.space = space
+        starved = self._starvation(baseline)
+        if starved is not None and starved < POLICY.gpu_bound and not space.single:
+            return
+        self._search(space, own, hello)
+        self._confirm(own)
+
+    def _plan(self, kind: BlockKind, settings: LoaderSettings, **changes: Any) -> BlockPlan:
+        plan = BlockPlan(
+            k=0,
+            kind=kind,
+            settings=settings,
+            warmup=warmup_steps(settings.num_workers, settings.prefetch_factor),
+            cycle=max(1, settings.num_workers),
+            target_s=self.options.block_s,
+            max_s=8 * self.options.block_s,
+        )
+        return replace(plan, **changes)
+
+    def _run(self, plan: BlockPlan) -> BlockResult:
+        """Run a block, keep its result, and say a line."""
+        result = self._with_starvation(self.session.run(plan))
+        self._keep(result)
+        return result
+
+    def _keep(self, result: BlockResult) -> None:
+        self.blocks.append(result)
+        self.run_dir.append_json("blocks.jsonl", result.as_dict())
+        self.tell(f"{time.monotonic() - self.begun:5.0f} s  {_block_line(result)}")
+
+    def _baseline(self, own: LoaderSettings) -> BlockResult:
+        cache_bytes = int(_CACHE_SHARE * (self.machine.ram_available_bytes or 0) / max(1, self._world()))
+        plan = self._plan("baseline", own, cache=_CACHED_BATCHES, cache_bytes=cache_bytes)
+        # Ten batches have to pass before there is something to replay.
+        plan = replace(plan, min_cycles=max(plan.min_cycles, -(-_CACHED_BATCHES // plan.cycle)))
+        for _ in range(_BASELINE_TRIES):
+            result = self._run(plan)
+            if result.measured:
+                return result
+        raise CommandFailed(
+            f"the baseline could not be measured in {_BASELINE_TRIES} tries ({result.reason}): {result.detail}",
+            f"the command's whole output is in {self.run_dir.log}",
+        )
+
+    def _ceilings(self, cuda: bool, baseline: BlockResult) -> None:
+        """Replay cached batches: pageable always, pinned where there is a GPU to copy to."""
+        rates: dict[bool, float | None] = {}
+        for pinned in (False, True) if cuda else (False,):
+            settings = LoaderSettings(0, None, pinned)
+            result = self._run(self._plan("ceiling", settings, warmup=_CACHED_BATCHES, cycle=1))
+            rate = result.rate if result.measured else None
+            if rate and baseline.elements and result.elements:
+                shift = result.elements / baseline.elements
+                if abs(shift - 1) > POLICY.uneven:
+                    rate *= shift  # uneven batches: rates an element, not a step
+                    self.answer.uneven = True
+            rates[pinned] = rate
+        self.answer.ceilings = rates
+        self.blocks = [self._with_starvation(block) for block in self.blocks]
+
+    def _world(self) -> int:
+        return int(self.answer.hello["world"]) if self.answer.hello else 1
+
+    def _starvation(self, block: BlockResult) -> float | None:
+        ceiling = self.answer.ceiling
+        return None if ceiling is None or not block.rate else 1 - block.rate / ceiling
+
+    def _with_starvation(self, block: BlockResult) -> BlockResult:
+        return block if block.kind == "ceiling" else replace(block, starvation=self._starvation(block))
+
+    def _search(self, space: Space, own: LoaderSettings, hello: Message) -> None:
+        from feedtune.search import Search
+
+        search = Search(self.run_dir.journal, space, own)
+        for _ in range(self.options.trials):
+            if self._time_is_up():
+                self.answer.cut_short = True
+                return
+            settings = search.ask()
+            if settings is None:
+                return
+            broken = broken_limit(settings, self._needs(hello))
+            if broken:
+                result = BlockResult(
+                    -1, "candidate", settings, state="excluded", reason=broken[0], detail=broken[1]
+                )
+                self._keep(result)
+            else:
+                result = self._run(self._plan("candidate", settings, stop_below=self._half_of_best()))
+            search.tell(settings, result)
+            starved = self._starvation(result)
+            if result.measured and starved is not None and starved < POLICY.gpu_bound and not space.single:
+                return  # nothing is left to gain beyond this
+
+    def _half_of_best(self) -> float:
+        return max((b.rate or 0.0 for b in self._candidates()), default=0.0) / 2
+
+    def _candidates(self) -> list[BlockResult]:
+        return [b for b in self.blocks if b.kind in ("baseline", "candidate") and b.measured]
+
+    def _time_is_up(self) -> bool:
+        """Whether the confirmation would no longer fit after another trial."""
+        costs = [self.options.block_s + max(b.seconds, 0.5) + (b.edge_s or 0.0) for b in self._candidates()]
+        confirmation = 2 * self.options.pairs * (sum(costs) / len(costs) if costs else 0.0)
+        elapsed = time.monotonic() - self.begun
+        return elapsed + confirmation > self.options.budget_s
+
+    def _needs(self, hello: Message) -> Needs:
+        _, size, tensors = self.session.batch or (0, 0, 1)
+        now = read_machine()
+        return Needs(
+            ranks=hello["world"],
+            batch_bytes=size,
+            tensors=tensors,
+            worker_bytes=self.session.worker_bytes,
+            ram_bytes=now.ram_available_bytes or _UNKNOWN,
+            shm_bytes=now.shm_free_bytes or _UNKNOWN,
+            nofile=hello["loader"]["nofile"],
+            open_in_main=tuple(hello["loader"]["open_files"]),
+            default_workers=hello["loader"]["num_workers"],
+        )
+
+    def _confirm(self, own: LoaderSettings) -> None:
+        """Interleaved pairs A-B-B-A of the user's settings and the winner."""
+        candidates = [b for b in self._candidates() if b.kind == "candidate"]
+        winner = pick_winner(candidates)
+        if winner is None:
+            return
+        self.answer.winner = winner.settings
+        rates: dict[str, list[float]] = {"A": [], "B": []}
+        sides = {"A": own, "B": winner.settings}
+        for pair in range(self.options.pairs):
+            for side in "AB" if pair % 2 == 0 else "BA":
+                result = self._run(self._plan("confirm", sides[side]))
+                if not result.measured or result.rate is None:
+                    self.answer.note = f"the confirmation failed ({result.reason}): {result.detail}"
+                    return
+                rates[side].append(result.rate)
+        self.answer.baseline_rate = geometric_mean(rates["A"])
+        self.answer.winner_rate = geometric_mean(rates["B"])
+        self.answer.gain = paired_gain(rates["A"], rates["B"])
+
+
+def _loader_line(hello: Message) -> str:
+    loader = hello["loader"]
+    length = f", {loader['epoch_steps']} batches an epoch" if loader["epoch_steps"] else ""
+    ranks = f"{hello['world']} ranks" if hello["world"] > 1 else "1 process"
+    chosen = "" if loader["trained"] else " (no optimizer step was seen: it is the loader with most batches)"
+    return (
+        f"{loader['dataset']} at {loader['site']}, num_workers={loader['num_workers']}, "
+        f"batch size {loader['batch_size']}{length}, {ranks}{chosen}"
+    )
+
+
+def _block_line(block: BlockResult) -> str:
+    what = f"{block.kind:<9} {block.settings.arguments():<58}"
+    if block.kind == "ceiling":
+        kind = "pinned" if block.settings.pin_memory else "pageable"
+        what = f"{block.kind:<9} {'cached batches, ' + kind:<58}"
+    if block.rate is None:
+        return f"{what} {block.state}: {block.reason} {block.detail.splitlines()[-1] if block.detail else ''}"
+    starved = f"  starved {block.starvation:6.1%}" if block.starvation is not None else ""
+    unstable = f"  unstable ({block.reason})" if block.state == "unstable" else ""
+    return f"{what} {block.rate:9.2f} steps/s{starved}{unstable}"

@@ -1,0 +1,217 @@
+"""From what a tuning has measured to its answer: outcome, verdict, snippet, ``result.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from feedtune.analysis.climb import Space
+from feedtune.analysis.policy import POLICY
+from feedtune.analysis.stats import Gain
+from feedtune.records import BlockResult, Outcome
+from feedtune.settings import LoaderSettings
+from shard_tools.units import format_seconds
+
+SCHEMA = "feedtune.tune/1"
+_WORKER_COUNTS_FOR_DATA_BOUND = 3  # fewer say nothing on what the loader could do
+
+
+@dataclass
+class Answer:
+    """What a tuning has found out so far; a partial one makes a partial result."""
+
+    hello: dict[str, Any] = field(default_factory=dict)
+    own: LoaderSettings | None = None
+    space: Space | None = None
+    ceilings: dict[bool, float | None] = field(default_factory=dict)  # by pinned
+    winner: LoaderSettings | None = None
+    baseline_rate: float | None = None
+    winner_rate: float | None = None
+    gain: Gain | None = None
+    uneven: bool = False
+    interrupted: bool = False
+    cut_short: bool = False
+    note: str = ""
+
+    @property
+    def ceiling(self) -> float | None:
+        """The higher of both kinds: what the script reaches when data is free."""
+        return max((rate for rate in self.ceilings.values() if rate), default=None)
+
+    def starvation(self, rate: float | None) -> float | None:
+        """``1 - rate / ceiling``; ``None`` where either is unknown."""
+        return None if rate is None or self.ceiling is None else 1 - rate / self.ceiling
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What stands in the result beside the answer."""
+
+    machine: dict[str, Any]
+    command: list[str]
+    run: str
+    starts: int
+    seconds: float
+    guard: str
+    guard_notes: list[str]
+    trackers: list[str]
+    cloned: bool
+
+
+def document(answer: Answer, blocks: Sequence[BlockResult], facts: Facts) -> dict[str, Any]:
+    """The document of ``result.json`` and ``--json``, schema ``feedtune.tune/1``."""
+    baseline = next((b for b in blocks if b.kind == "baseline" and b.measured), None)
+    base_rate = answer.baseline_rate or (baseline.rate if baseline else None)
+    outcome = decide(answer, blocks, base_rate)
+    better = outcome == "gain"
+    best = answer.winner if better else answer.own
+    rate = answer.winner_rate if better else base_rate
+    own_loader = answer.hello.get("loader", {})
+    return {
+        "schema": SCHEMA,
+        "machine": facts.machine,
+        "command": facts.command,
+        "run": facts.run,
+        "world_size": answer.hello.get("world"),
+        "loader": {k: v for k, v in own_loader.items() if k not in ("number", "trained")},
+        "starts": facts.starts,
+        "seconds": round(facts.seconds, 3),
+        "guard": {"tier": facts.guard, "notes": facts.guard_notes, "trackers_off": facts.trackers},
+        "outcome": outcome,
+        "ceiling": _ceiling(answer, facts.cloned),
+        "baseline": _side(answer, answer.own, base_rate),
+        "blocks": [block.as_dict() for block in blocks],
+        "best": _side(answer, best, rate),
+        "gain": asdict(answer.gain) if better and answer.gain else None,
+        "compared": asdict(answer.gain) if answer.gain else None,
+        "edge": _edge(answer, blocks, best, rate),
+        "verdict": _verdict(answer, outcome, base_rate),
+        "advice": _advice(answer, outcome, blocks, best, rate),
+        "snippet": f"DataLoader(..., {best.arguments()})" if best else None,
+    }
+
+
+def decide(answer: Answer, blocks: Sequence[BlockResult], base_rate: float | None) -> Outcome:
+    """The outcome; ``data_bound`` needs a search that has really looked at worker counts."""
+    if answer.gain is not None and answer.gain.proven:
+        return "gain"
+    if base_rate is None or (answer.interrupted and answer.gain is None):
+        return "failed"
+    starved = answer.starvation(base_rate)
+    if starved is not None and starved < POLICY.gpu_bound:
+        return "gpu_bound"
+    if answer.gain is None:
+        return "failed"
+    counts = {b.settings.num_workers for b in blocks if b.kind == "candidate" and b.measured}
+    if starved is not None and starved >= POLICY.critical and len(counts) >= _WORKER_COUNTS_FOR_DATA_BOUND:
+        return "data_bound"
+    return "no_gain"
+
+
+def _ceiling(answer: Answer, cloned: bool) -> dict[str, Any]:
+    pinned, pageable = answer.ceilings.get(True), answer.ceilings.get(False)
+    kind = "pinned" if (pinned or 0) > (pageable or 0) else "pageable"
+    return {
+        "rate": answer.ceiling,
+        "kind": kind if answer.ceiling else None,
+        "pinned": pinned,
+        "pageable": pageable,
+        "per_element": answer.uneven,
+        "cloned": cloned,
+    }
+
+
+def _side(answer: Answer, settings: LoaderSettings | None, rate: float | None) -> dict[str, Any] | None:
+    if settings is None:
+        return None
+    return {"settings": settings.as_dict(), "rate": rate, "starvation": answer.starvation(rate)}
+
+
+def _edge(
+    answer: Answer, blocks: Sequence[BlockResult], best: LoaderSettings | None, rate: float | None
+) -> dict[str, Any] | None:
+    """What starting workers costs each epoch: seen at every swap, amortized over the epoch's steps."""
+    edges = [b.edge_s for b in blocks if b.settings == best and b.kind != "ceiling" and b.edge_s is not None]
+    steps = answer.hello.get("loader", {}).get("epoch_steps")
+    if not edges or not steps or not rate:
+        return None
+    edge_s = sorted(edges)[len(edges) // 2]
+    epoch_s = steps / rate
+    return {
+        "seconds": edge_s,
+        "epoch_steps": steps,
+        "share": edge_s / (epoch_s + edge_s),
+        "rate_with_edges": steps / (epoch_s + edge_s),
+    }
+
+
+def _verdict(answer: Answer, outcome: Outcome, base_rate: float | None) -> str:
+    """The answer in one sentence."""
+    own = answer.own.arguments() if answer.own else ""
+    starved = answer.starvation(base_rate)
+    if outcome == "gain" and answer.gain and answer.winner:
+        gain = answer.gain
+        after = answer.starvation(answer.winner_rate)
+        return (
+            f"{answer.winner.arguments()} trains {gain.ratio:.2f}x as fast as your settings (95 % interval "
+            f"{gain.low:.2f} to {gain.high:.2f}): {answer.winner_rate:.2f} instead of {base_rate:.2f} steps/s, "
+            f"starvation {_percent(after)} instead of {_percent(starved)}."
+        )
+    if outcome == "gpu_bound":
+        return (
+            f"No gain to be had from the loader: your settings ({own}) reach {1 - (starved or 0):.1%} of what "
+            "this script does when data is free."
+        )
+    if outcome == "data_bound":
+        return (
+            f"No gain: no loader setting beats yours ({own}), and training still starves for "
+            f"{_percent(starved)} of its time; preparing the data is the limit, not the loader."
+        )
+    if outcome == "no_gain" and answer.gain:
+        gain = answer.gain
+        return (
+            f"No gain, keep yours ({own}): the best candidate measured {gain.ratio:.3f}x "
+            f"(95 % interval {gain.low:.3f} to {gain.high:.3f})."
+        )
+    why = (
+        "interrupted before the answer"
+        if answer.interrupted
+        else answer.note or "no candidate could be measured"
+    )
+    return f"No answer: {why}."
+
+
+def _advice(
+    answer: Answer,
+    outcome: Outcome,
+    blocks: Sequence[BlockResult],
+    best: LoaderSettings | None,
+    rate: float | None,
+) -> list[str]:
+    """What else the figures say, each with the next thing to do."""
+    found = []
+    starved = answer.starvation(rate)
+    if outcome in ("gain", "data_bound", "no_gain") and starved is not None and starved >= POLICY.critical:
+        found.append(
+            f"Training still waits {_percent(starved)} of its time for data: make the data cheaper to read and "
+            "decode (smaller images, a faster decoder, shards: shard-tools pack SRC DST)."
+        )
+    edge = _edge(answer, blocks, best, rate)
+    persistent = answer.hello.get("loader", {}).get("persistent_workers")
+    if edge and edge["share"] >= POLICY.edge_share and not persistent and best and best.num_workers:
+        found.append(
+            f"Starting the workers takes {format_seconds(edge['seconds'])} an epoch ({edge['share']:.0%} of it): "
+            "persistent_workers=True keeps them, if no attribute of your dataset changes between epochs and "
+            "the loader is made once."
+        )
+    excluded = [b for b in blocks if b.state == "excluded"]
+    if excluded:
+        found.append(f"{len(excluded)} settings were not run: {excluded[0].reason}: {excluded[0].detail}.")
+    if answer.cut_short:
+        found.append("The budget ended the search early; --budget SECONDS gives it more.")
+    return found
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{max(share, 0.0):.1%}"
