@@ -70,6 +70,8 @@ class Augmented(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """One image, 3 x size x size of float32, and its class index."""
         image, label = self.images[index]
+        if label < 0 and not self.images.classes:
+            label = 0  # shards of a flat folder have no labels: one class, as for the folder itself
         if not isinstance(image, Image.Image):
             image = Image.fromarray(np.asarray(image))
         box = random_box(image.width, image.height)

@@ -150,7 +150,8 @@ class Training:
         images = images.to(device, non_blocking=True, memory_format=self.layout)
         labels = labels.to(device, non_blocking=True)
         with torch.autocast(device.type, torch.bfloat16, enabled=self.amp):
-            loss: Tensor = nn.functional.cross_entropy(self.model(images), labels)
+            # Shards mark a sample without a label by -1.
+            loss: Tensor = nn.functional.cross_entropy(self.model(images), labels, ignore_index=-1)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]  # torch ships it without types
         self.optimizer.step()
@@ -232,9 +233,10 @@ def train(args: argparse.Namespace) -> None:
     if job.world > 1:
         on_gpu = job.device.type == "cuda"
         dist.init_process_group("nccl" if on_gpu else "gloo", device_id=job.device if on_gpu else None)
-    training = Training(args, job, len(images.classes))
+    classes = max(1, len(images.classes))
+    training = Training(args, job, classes)
     job.say(
-        f"{args.model} on {len(images)} images of {len(images.classes)} classes, "
+        f"{args.model} on {len(images)} images of {classes} classes, "
         f"{len(loader)} steps an epoch, {job.world} x {job.device.type}, batch {args.batch_size} on each"
     )
     if args.amp and not training.amp:

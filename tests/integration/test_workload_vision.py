@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from feedtune.workloads.demo_data import make_photos
+from feedtune.workloads.vision import main
+from shard_tools.pack import pack_folder
 
 SCRIPT = ["-m", "feedtune.workloads.vision"]
 ALONE = [sys.executable, *SCRIPT]
@@ -61,6 +63,32 @@ def test_two_ranks_train_over_epochs_with_workers(photos: Path, tmp_path: Path) 
     assert "Warning" not in result.stderr
     # A model that was saved from under DDP loads without it.
     assert not [name for name in torch.load(target, weights_only=True)["model"] if name.startswith("module.")]
+
+
+@pytest.mark.parametrize("form", ["wds", "lmdb"])
+def test_shards_train_like_their_folder(photos: Path, tmp_path: Path, capsys, form: str) -> None:
+    pack_folder(photos, tmp_path / "shards", form=form, workers=1)
+    assert main(["--data", str(tmp_path / "shards"), *SMALL, "--batch-size", "16", "--num-workers", "1"]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("tiny on 64 images of 10 classes, 4 steps an epoch")
+    assert "done: 4 steps" in output
+
+
+def test_shards_of_a_flat_folder_are_one_class(photos: Path, tmp_path: Path, capsys) -> None:
+    pack_folder(photos / "beach", tmp_path / "shards", workers=1)
+    assert main(["--data", str(tmp_path / "shards"), *SMALL, "--batch-size", "2"]) == 0
+    assert "images of 1 classes" in capsys.readouterr().out
+
+
+def test_a_sample_that_is_no_image_is_named(tmp_path: Path, capsys) -> None:
+    (tmp_path / "in/cat").mkdir(parents=True)
+    (tmp_path / "in/cat/notes.txt").write_text("no image")
+    pack_folder(tmp_path / "in", tmp_path / "shards", workers=1)
+    options = [*SMALL, "--batch-size", "1", "--num-workers", "1"]
+    assert main(["--data", str(tmp_path / "shards"), *options]) == 2
+    message = capsys.readouterr().err
+    assert "cat/notes.txt" in message
+    assert "Traceback" not in message
 
 
 @pytest.mark.parametrize("case", ["missing", "empty", "batch", "damaged", "damaged-in-worker"])
