@@ -26,7 +26,7 @@ class StepRecord(NamedTuple):
         step: number of the batch inside its block, from 0.
         enter_s: the loop asked for the batch (monotonic seconds).
         return_s: the loop got it.
-        tag: why the stretch before ``enter_s`` is no training step (``eval``, ``save``, ``epoch``), or ``None``.
+        tag: why the stretch before ``enter_s`` is no training (eval, save, epoch, restart), or ``None``.
         elements: number of tensor elements in the batch.
         clone_s: time spent cloning a cached batch that the loop changes in place.
     """

@@ -39,12 +39,13 @@ class Search:
             sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=4),
         )
         self._trial: optuna.Trial | None = None
+        self._queued: LoaderSettings | None = None
 
     def ask(self) -> LoaderSettings | None:
         """New settings to measure, or ``None`` when nothing is left to try."""
-        seed = next_seed(self.space, self.own, self.rates)
-        if seed is not None:
-            self._study.enqueue_trial(self._params(seed))
+        self._queued = next_seed(self.space, self.own, self.rates)
+        if self._queued is not None:
+            self._study.enqueue_trial(self._params(self._queued))
         for _ in range(_TRIES_FOR_NEW):
             trial = self._study.ask()
             settings = self._suggest(trial)
@@ -78,8 +79,16 @@ class Search:
         params["pin_memory"] = settings.pin_memory
         return params
 
+    def _top_rung(self) -> int:
+        """One rung above the highest that was tried: beyond it, more workers had ceased to pay."""
+        tried = [*self.rates, self._queued] if self._queued else [*self.rates]
+        rungs = [
+            self.space.workers.index(s.num_workers) for s in tried if s.num_workers in self.space.workers
+        ]
+        return min(max(rungs, default=0) + 1, len(self.space.workers) - 1)
+
     def _suggest(self, trial: optuna.Trial) -> LoaderSettings:
-        workers = self.space.workers[trial.suggest_int("num_workers", 0, len(self.space.workers) - 1)]
+        workers = self.space.workers[trial.suggest_int("num_workers", 0, self._top_rung())]
         prefetch = None
         if workers:  # torch refuses prefetch_factor without workers: a conditional space
             prefetch = self.space.prefetch[

@@ -21,7 +21,8 @@ FLOORS = {
     "feedtune.rundir": 1, "feedtune.config": 1, "feedtune.machine": 1,
     "feedtune.inside": 2, "feedtune.workloads": 2, "feedtune.beside": 2, "feedtune.probes": 2,
     "feedtune.analysis": 3, "feedtune.lint": 3,
-    "feedtune.launch": 4, "feedtune.trials": 4, "feedtune.search": 4, "feedtune.scale": 4, "feedtune.diagnose": 4,
+    "feedtune.launch": 4, "feedtune.trials": 4, "feedtune.search": 4,
+    "feedtune.scale": 4, "feedtune.diagnose": 4,
     "feedtune.report": 5,
     "feedtune.cli": 6,
 }  # fmt: skip

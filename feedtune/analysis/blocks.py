@@ -11,13 +11,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import fmean, pstdev
 
 from feedtune.analysis.policy import POLICY
 from feedtune.records import BlockPlan, BlockResult, StepRecord
 
 _PARTS = 5  # sub-stretches whose rates give the spread inside a block
-_MIN_PERIODS = 3  # whole pauses-to-pauses, where the loop pauses too often for a warm-up
+MIN_PERIODS = 3  # whole pauses-to-pauses, where the loop pauses too often for a warm-up
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def measure_block(plan: BlockPlan, ranks: Mapping[int, RankBlock]) -> BlockResul
     measured = sum(end - begin for begin, end in stretches)
     if measured < plan.min_cycles * plan.cycle:
         periods = whole_periods(pauses)
-        if len(periods) >= _MIN_PERIODS:
+        if len(periods) >= MIN_PERIODS:
             note = "the loop pauses more often than the queue turns over: measured from pause to pause"
             return _rates(replace(result, detail=note), ranks, periods, plan)
         if measured < plan.cycle:
@@ -95,7 +96,7 @@ def clean_stretches(total: int, pauses: Sequence[int], warmup: int, cycle: int) 
 
 def whole_periods(pauses: Sequence[int]) -> list[tuple[int, int]]:
     """Stretches from one pause to the step that the next one spoils; the first period is warm-up."""
-    return [(begin, end - 1) for begin, end in zip(pauses, pauses[1:], strict=False) if end - 1 > begin]
+    return [(begin, end - 1) for begin, end in pairwise(pauses) if end - 1 > begin]
 
 
 def _rates(

@@ -85,6 +85,8 @@ def next_seed(
     whatever the dataset opens in the main process would be shared by workers forked after it.
 
     Args:
+        space: what may be searched.
+        own: the user's settings.
         rates: what was measured; ``None`` for settings that failed or were excluded.
     """
     for settings in _order(space, own, rates):

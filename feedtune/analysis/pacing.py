@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
+from feedtune.analysis.blocks import MIN_PERIODS, clean_stretches, whole_periods
 from feedtune.records import BlockPlan
 
 MARK_EVERY_S = 5.0  # a block that turns out slow is looked at again after so long
 
 
 def warmup_steps(num_workers: int, prefetch_factor: int | None) -> int:
-    """Steps until the pipeline is steady: one full turnover of what is in flight, a whole number of cycles."""
+    """Steps until the pipeline is steady: a full turnover of what is in flight."""
     return max(2, num_workers * (prefetch_factor or 0))
 
 
-def next_chunk(plan: BlockPlan, steps: int, seconds: float, elapsed_s: float) -> int:
+def next_chunk(
+    plan: BlockPlan, step: int, pauses: Collection[int], pace_s: float | None, elapsed_s: float
+) -> int:
     """Steps that the block goes on from a mark, a multiple of its cycle; 0 ends it.
 
     Args:
         plan: the block's plan.
-        steps: steps measured so far, in whole cycles.
-        seconds: time they took.
-        elapsed_s: time since the block began, warm-up and excluded stretches included.
+        step: steps of the block so far.
+        pauses: steps before which some rank did something else than train.
+        pace_s: seconds a step, pauses left out; ``None`` while only the warm-up has passed.
+        elapsed_s: time since the block began, warm-up and pauses included.
     """
-    enough = steps >= plan.min_cycles * plan.cycle
-    if elapsed_s >= plan.max_s or (enough and seconds >= plan.target_s):
+    clean = sum(end - begin for begin, end in clean_stretches(step, sorted(pauses), plan.warmup, plan.cycle))
+    enough = clean >= plan.min_cycles * plan.cycle
+    if elapsed_s >= plan.max_s:
         return 0
-    if steps == 0 or seconds <= 0:  # an excluded stretch fell into the first chunk
+    if pace_s is None or not enough:
+        # Where the loop pauses before the queue has turned over, whole periods have to do.
+        periods = whole_periods(sorted(pauses))
+        measured = sum(end - begin for begin, end in periods)
+        if len(periods) >= MIN_PERIODS and pace_s is not None and measured * pace_s >= plan.target_s:
+            return 0
         return math.ceil((plan.warmup + plan.cycle) / plan.cycle) * plan.cycle
-    rate = steps / seconds
-    if enough and rate < plan.stop_below:
+    left = plan.target_s - clean * pace_s
+    if left <= 0 or 1 / pace_s < plan.stop_below:
         return 0
-    wanted = rate * min(max(plan.target_s - seconds, 0.0), MARK_EVERY_S)
-    return max(1, math.ceil(wanted / plan.cycle)) * plan.cycle
+    return max(1, math.ceil(min(left, MARK_EVERY_S) / pace_s / plan.cycle)) * plan.cycle

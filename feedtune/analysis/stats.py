@@ -26,7 +26,7 @@ class Gain:
 
 
 def paired_gain(baseline: Sequence[float], candidate: Sequence[float]) -> Gain:
-    """t interval on the log ratios of pairs of blocks measured next to each other.
+    """Student's t interval on the log ratios of pairs of blocks measured next to each other.
 
     Args:
         baseline: rates of the A blocks, one a pair.

@@ -78,7 +78,7 @@ def tune(
 
     words = _command(command, data, nproc, model, batch_size)
     preset = _preset(config)
-    given = {
+    given: dict[str, Any] = {
         "budget_s": budget if budget is not None else preset.get("budget"),
         "trials": trials if trials is not None else preset.get("trials"),
         "pairs": pairs if pairs is not None else preset.get("pairs"),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any
+
+from .signs import mark
 
 TARGET = "torch.utils.data.dataloader"
 
@@ -23,21 +26,13 @@ def start(folder: str) -> None:
     sys.meta_path.insert(0, _Finder(config))
 
 
-def mark(folder: str, name: str) -> None:
-    """Leave a sign of how far any process of the command came, for the driver's error messages."""
-    try:
-        os.close(os.open(os.path.join(folder, "seen", name), os.O_CREAT | os.O_WRONLY, 0o600))
-    except OSError:
-        pass  # the run is ending and its folder is gone
-
-
 class _Finder:
     """Lets the other finders find torch's dataloader module, and patches it once it has run."""
 
-    def __init__(self, config: dict) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:
         self._config = config
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != TARGET:
             return None
         for finder in sys.meta_path:
@@ -52,18 +47,18 @@ class _Finder:
 class _Loader:
     """The real loader of the module, with our patch after it."""
 
-    def __init__(self, loader, config: dict) -> None:
+    def __init__(self, loader: Any, config: dict[str, Any]) -> None:
         self._loader = loader
         self._config = config
 
-    def create_module(self, spec):
+    def create_module(self, spec: Any) -> Any:
         return self._loader.create_module(spec)
 
-    def exec_module(self, module) -> None:
+    def exec_module(self, module: Any) -> None:
         self._loader.exec_module(module)
         from . import hook
 
         hook.patch(module, self._config)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+from typing import Any
 
 MAX_LINE = 1 << 20  # both sides refuse longer lines
 
@@ -22,7 +24,7 @@ class Client:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._file = self._socket.makefile("rb")
 
-    def send(self, message: dict) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         """Send a message that has no answer."""
         line = json.dumps({**message, "token": self._token}).encode() + b"\n"
         if len(line) > MAX_LINE:
@@ -32,7 +34,7 @@ class Client:
         except OSError as error:
             raise ControlLost(str(error)) from error
 
-    def ask(self, message: dict) -> dict:
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send a message and wait for its answer."""
         self.send(message)
         try:
@@ -41,12 +43,11 @@ class Client:
             raise ControlLost(str(error)) from error
         if not line:
             raise ControlLost("the driver closed the connection")
-        return json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def close(self) -> None:
         """Close this process's copy of the connection."""
-        try:
+        with contextlib.suppress(OSError):  # a forked child drops its copy; there is nobody to tell
             self._file.close()
             self._socket.close()
-        except OSError:
-            pass  # a forked child drops its copy; there is nobody to tell

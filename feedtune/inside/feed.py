@@ -7,16 +7,18 @@ the front, so that every block reads data that no earlier block has warmed in th
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from typing import Any
 
 
 class RecordedSampler:
     """Stands in for the index sampler of a loader that is only watched: same batches, each one remembered."""
 
-    def __init__(self, sampler) -> None:
+    def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
-        self.feed = None  # the latest iteration
+        self.feed: Feed | None = None  # the latest iteration
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         self.feed = Feed(self.sampler, endless=False)
         return self.feed
 
@@ -32,26 +34,26 @@ class Feed:
         endless: start the sampler again where it ends, so that workers run on across an epoch's seam.
     """
 
-    def __init__(self, sampler, endless: bool) -> None:
+    def __init__(self, sampler: Any, endless: bool) -> None:
         self.sampler = sampler
         self.endless = endless
         self.handed = 0
         self.delivered = 0
-        self.epoch_ends = deque()  # values of ``handed`` at which an epoch ended
+        self.epoch_ends: deque[int] = deque()  # values of ``handed`` at which an epoch ended
         self._iterator = iter(sampler)
-        self._returned = deque()
-        self._in_flight = deque()
+        self._returned: deque[Any] = deque()
+        self._in_flight: deque[Any] = deque()
 
     def __iter__(self) -> Feed:
         return self
 
-    def __next__(self):
+    def __next__(self) -> Any:
         item = self._returned.popleft() if self._returned else self._draw()
         self._in_flight.append(item)
         self.handed += 1
         return item
 
-    def _draw(self):
+    def _draw(self) -> Any:
         try:
             return next(self._iterator)
         except StopIteration:
@@ -73,7 +75,7 @@ class Feed:
         self._in_flight.clear()
 
     @property
-    def epoch_length(self):
+    def epoch_length(self) -> int | None:
         """Batches of one epoch, or ``None`` where the sampler cannot tell beforehand."""
         try:
             return len(self.sampler)

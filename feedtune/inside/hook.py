@@ -9,27 +9,29 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from types import FrameType
+from typing import Any
 
 from .runtime import Runtime
 
 _OWN = os.path.dirname(os.path.abspath(__file__))
 
 
-def patch(module, config: dict) -> None:
+def patch(module: Any, config: dict[str, Any]) -> None:
     """Wrap ``__init__`` and ``__iter__`` of the DataLoader class in ``module``."""
     cls = module.DataLoader
     runtime = Runtime(config, cls)
     make, iterate = cls.__init__, cls.__iter__
 
     @functools.wraps(make)
-    def __init__(self, *args, **kwargs):
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         if runtime.active():
             self.__dict__["_feedtune_site"] = call_site()
             runtime.loader_made()
 
     @functools.wraps(iterate)
-    def __iter__(self):
+    def __iter__(self: Any) -> Any:
         if not runtime.active():
             return iterate(self)
         return runtime.iterate(self, iterate)
@@ -38,10 +40,10 @@ def patch(module, config: dict) -> None:
     cls.__iter__ = __iter__
 
 
-def call_site() -> tuple:
+def call_site() -> tuple[tuple[str, int], ...]:
     """The three innermost frames outside torch and outside this package: ``((file, line), ...)``."""
-    frame = sys._getframe(1)
-    found: list = []
+    frame: FrameType | None = sys._getframe(1)
+    found: list[tuple[str, int]] = []
     while frame is not None and len(found) < 3:
         name = frame.f_code.co_filename
         if not name.startswith(_OWN) and f"{os.sep}torch{os.sep}" not in name:

@@ -7,12 +7,16 @@ start it, and change at the same step, so that collectives stay matched.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import time
 import traceback
+from typing import Any
 
-from .client import ControlLost
+from . import snapshot
+from .client import Client, ControlLost
+from .feed import Feed
 from .replay import Cache, Player, measure
 from .swap import Source
 
@@ -20,38 +24,25 @@ from .swap import Source
 class Block:
     """One block of this rank: its plan, where its batches come from, and what was recorded."""
 
-    def __init__(self, plan: dict, first_step: int) -> None:
+    def __init__(self, plan: dict[str, Any], first_step: int) -> None:
         self.plan = plan
         self.k = plan["k"]
         self.first_step = first_step
         self.start_s = time.monotonic()
-        self.source = None
-        self.player = None
+        self.source: Source | None = None
+        self.player: Player | None = None
         self.step = 0
-        self.records: list = []
+        self.records: list[tuple[int, float, float, str | None, int, float]] = []
         self.stop_at = plan["warmup"] + plan["min_cycles"] * plan["cycle"]
         self.marks = 0
-        self.clean_from = plan["warmup"]  # first step after the last warm-up
-        self.clean_since = None  # its time
-        self.clean_steps = 0  # measured in stretches that have ended
-        self.clean_s = 0.0
+        self.active_s = 0.0  # time of the steps after the first warm-up, excluded stretches left out
+        self.active_steps = 0
 
-    def interrupted(self) -> None:
-        """An excluded stretch lies behind the last step: that step does not count, and warm-up starts anew."""
-        cycle = self.plan["cycle"]
-        if self.clean_since is not None:
-            steps = (self.step - 1 - self.clean_from) // cycle * cycle
-            if steps > 0:
-                self.clean_steps += steps
-                self.clean_s += self.records[self.clean_from + steps][1] - self.clean_since
-        self.clean_from = self.step + self.plan["warmup"]
-        self.clean_since = None
-
-    def clean(self, now: float) -> tuple:
-        """``(steps, seconds)`` measured so far in whole cycles."""
-        if self.clean_since is None:
-            return self.clean_steps, self.clean_s
-        return self.clean_steps + self.step - self.clean_from, self.clean_s + now - self.clean_since
+    def enter(self, now: float, tag: str | None) -> None:
+        """The loop asks for the next batch: count the step behind, unless it was cut out."""
+        if tag is None and self.step > self.plan["warmup"]:
+            self.active_s += now - self.records[-1][1]
+            self.active_steps += 1
 
 
 class Machine:
@@ -66,27 +57,36 @@ class Machine:
         feed: its index iterator; ``None`` for iterable data.
     """
 
-    def __init__(self, client, config: dict, rank: int, watch, loader_class, feed) -> None:
+    def __init__(
+        self,
+        client: Client,
+        config: dict[str, Any],
+        rank: int,
+        watch: Any,
+        loader_class: Any,
+        feed: Feed | None,
+    ) -> None:
         import torch
 
         self.client = client
         self.watch = watch
         self.feed = feed
-        self.loader = None
+        self.loader: Any = None
         self.total_steps = watch.batches
         self._torch = torch
         self._cls = loader_class
         self._rank = rank
         self._path = os.path.join(config["records"], f"steps.rank{rank}.jsonl")
-        self._block = None
-        self._pause = None
-        self._cache = None
-        self._next_k = None
+        self._block: Block | None = None
+        self._pause: str | None = None
+        self._cache: Cache | None = None
+        self._next_k: int | None = None
         self._beat_s = time.monotonic()
-        self._sizes = None
+        self._sizes: tuple[int, int, int] | None = None
         self._empty_restarts = 0
+        atexit.register(self._script_ended)
 
-    def new_epoch(self, loader, already: int = 0) -> View:
+    def new_epoch(self, loader: Any, already: int = 0) -> View:
         """The loop asks for an iterator: a view on the running block."""
         self.loader = loader
         length = None
@@ -100,20 +100,20 @@ class Machine:
         """What the process does now is no training step: ``eval``, ``save``, ``epoch`` or ``restart``."""
         self._pause = tag
 
-    def next_batch(self):
+    def next_batch(self) -> Any:
         """The next batch of the running block; changes blocks where the plan says so."""
         enter = time.monotonic()
-        tag = self._take_pause(enter)
         block = self._block
-        if tag is not None and block is not None and block.step:
-            block.interrupted()
+        tag = self._take_pause(block, enter)
+        if block is not None:
+            block.enter(enter, tag)
+            if block.step == block.plan["warmup"]:
+                self._synchronize()
+                enter = time.monotonic()
         if block is None or (block.step >= block.stop_at and not self._go_on(block)):
             block = self._change_block()
             tag = None
             enter = time.monotonic()
-        elif block.step == block.clean_from:
-            self._synchronize()
-            enter = block.clean_since = time.monotonic()
         batch, elements, clone_s = self._fetch(block)
         now = time.monotonic()
         block.records.append((block.step, enter, now, tag, elements, clone_s))
@@ -124,20 +124,24 @@ class Machine:
             self.client.send({"type": "beat", "k": block.k, "step": block.step})
         return batch
 
-    def _take_pause(self, enter: float):
-        """The pending tag, if any. An epoch's seam counts only where it took longer than a step does."""
+    def _take_pause(self, block: Block | None, enter: float) -> str | None:
+        """The pending tag, if any, told to the server at once: other ranks need not see this pause."""
         tag, self._pause = self._pause, None
-        block = self._block
-        if tag != "epoch" or block is None or not block.records:
-            return tag
-        average = (block.records[-1][1] - block.start_s) / len(block.records)
-        return tag if enter - block.records[-1][2] > 2 * average else None
+        if tag is None or block is None or not block.step:
+            return None
+        if tag == "epoch":  # a seam counts only where it took longer than steps do
+            average = (block.records[-1][1] - block.start_s) / block.step
+            if enter - block.records[-1][2] <= 2 * average:
+                return None
+        self.client.send({"type": "pause", "k": block.k, "step": block.step})
+        return tag
 
-    def _fetch(self, block: Block) -> tuple:
+    def _fetch(self, block: Block) -> tuple[Any, int, float]:
         try:
             if block.player is not None:
                 batch, elements = block.player.next()
                 return batch, elements, block.player.clone_s
+            assert block.source is not None
             batch = block.source.next()
         except StopIteration:
             self._empty_restarts += 1
@@ -161,20 +165,19 @@ class Machine:
         """A chunk has ended: whether the block goes on, as the server has fixed it for all ranks."""
         self._synchronize()
         now = time.monotonic()
-        steps, seconds = block.clean(now)
         answer = self.client.ask(
             {
                 "type": "mark",
                 "k": block.k,
                 "mark": block.marks,
-                "steps": steps,
-                "seconds": seconds,
-                "elapsed": now - block.start_s,
+                "step": block.step,
+                "pace_s": block.active_s / block.active_steps if block.active_steps else None,
+                "elapsed_s": now - block.start_s,
             }
         )
         block.marks += 1
         block.stop_at += answer["go"]
-        return answer["go"] > 0
+        return bool(answer["go"] > 0)
 
     def _change_block(self) -> Block:
         self._end_block()
@@ -189,12 +192,21 @@ class Machine:
         if plan["cache"]:
             self._cache = Cache(plan["cache"], plan["cache_bytes"])
         if plan["kind"] == "ceiling":
+            assert self._cache is not None
             block.player = Player(self._cache, plan["settings"]["pin_memory"])
         else:
-            block.source = Source(self._cls, self.loader, plan["settings"], self.feed, self.watch)
+            dataset = snapshot.fresh(self.watch.dataset, self.watch.snapshot)
+            block.source = Source(self._cls, self.loader, plan["settings"], self.feed, dataset)
         return block
 
-    def _end_block(self) -> None:
+    def _script_ended(self) -> None:
+        """The script ends by itself in the middle of a block: what was measured until now still counts."""
+        try:
+            self._end_block(partial=True)
+        except (ControlLost, OSError):
+            return  # the driver has gone first
+
+    def _end_block(self, partial: bool = False) -> None:
         block, self._block = self._block, None
         if block is None:
             return
@@ -216,6 +228,7 @@ class Machine:
                 "end_s": end,
                 "swap_s": swap_s,
                 "first_step": block.first_step,
+                "partial": partial,
                 "cloned": bool(block.player and block.player.cloning),
                 "cached": len(self._cache.batches) if self._cache is not None else 0,
                 "sizes": self._sizes,
@@ -224,7 +237,7 @@ class Machine:
         )
 
     def _synchronize(self) -> None:
-        if self._torch.cuda.is_available() and self._torch.cuda.is_initialized():
+        if self._torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's own gap
             self._torch.cuda.synchronize()
 
     def _finish(self) -> None:
@@ -243,14 +256,14 @@ class View:
         remaining: batches left in this epoch; ``None`` where only the data's end tells.
     """
 
-    def __init__(self, machine: Machine, remaining) -> None:
+    def __init__(self, machine: Machine, remaining: int | None) -> None:
         self._machine = machine
         self._remaining = remaining
 
     def __iter__(self) -> View:
         return self
 
-    def __next__(self):
+    def __next__(self) -> Any:
         machine = self._machine
         feed = machine.feed
         if self._remaining == 0 or (self._remaining is None and feed is not None and feed.at_epoch_end()):

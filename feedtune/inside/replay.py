@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 
-def map_tensors(value, change):
+def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
     """Rebuild the containers of a batch with ``change`` applied to each tensor."""
     if isinstance(value, torch.Tensor):
         return change(value)
@@ -24,7 +25,7 @@ def map_tensors(value, change):
     return value
 
 
-def _rebuild_object(value, change):
+def _rebuild_object(value: Any, change: Callable[[Any], Any]) -> Any:
     """Batches of a class of their own (BatchEncoding, a dataclass, PackedSequence-likes)."""
     import copy
 
@@ -42,14 +43,19 @@ def _rebuild_object(value, change):
     return twin
 
 
-def tensors(value) -> list:
+def tensors(value: Any) -> list[torch.Tensor]:
     """All tensors of a batch, in a fixed order."""
-    found: list = []
-    map_tensors(value, lambda tensor: found.append(tensor) or tensor)
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(value, note)
     return found
 
 
-def measure(batch) -> tuple:
+def measure(batch: Any) -> tuple[int, int, int]:
     """``(elements, bytes, tensors)`` of a batch."""
     found = tensors(batch)
     return (
@@ -70,12 +76,12 @@ class Cache:
     def __init__(self, wanted: int, max_bytes: int) -> None:
         self.wanted = wanted
         self.max_bytes = max_bytes
-        self.batches: list = []
-        self.sizes: list = []
+        self.batches: list[Any] = []
+        self.sizes: list[int] = []
         self._bytes = 0
         self._lead = 0  # samples of a full batch
 
-    def offer(self, batch, elements: int, size: int) -> None:
+    def offer(self, batch: Any, elements: int, size: int) -> None:
         """Keep a clone, unless the cache is full or the batch is a partial one (an epoch's last)."""
         if len(self.batches) >= self.wanted or (self.batches and self._bytes + size > self.max_bytes):
             return
@@ -110,10 +116,10 @@ class Player:
         self.sizes = list(cache.sizes)
         self.cloning = False
         self.clone_s = 0.0
-        self._handed: list = []
+        self._handed: list[tuple[torch.Tensor, int, bool]] = []
         self._next = 0
 
-    def next(self):
+    def next(self) -> tuple[Any, int]:
         """The next batch: ``(batch, elements)``; ``clone_s`` holds what cloning it took."""
         self._look_back()
         number = self._next % len(self._batches)
@@ -129,7 +135,7 @@ class Player:
         self._next += 1
         return batch, self.sizes[number]
 
-    def _clone(self, tensor):
+    def _clone(self, tensor: torch.Tensor) -> torch.Tensor:
         twin = tensor.clone()
         return twin.pin_memory() if self._pinned else twin
 

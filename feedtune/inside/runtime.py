@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from . import snapshot
-from .bootstrap import mark
 from .client import Client
-from .feed import RecordedSampler
-from .machine import Machine
+from .feed import Feed, RecordedSampler
+from .machine import Machine, View
+from .signs import mark
 from .swap import shut_down
 
 # The loader that trains is the one between whose batches optimizer steps fall; one such step could be
@@ -23,7 +25,7 @@ _BATCHES_WITHOUT_OPTIMIZER = 200
 class Watch:
     """What is known of one loader identity, over all loader objects that share it."""
 
-    def __init__(self, key: tuple, dataset, number: int) -> None:
+    def __init__(self, key: tuple[Any, ...], dataset: Any, number: int) -> None:
         self.key = key
         self.dataset = dataset
         self.number = number
@@ -42,15 +44,15 @@ class Runtime:
         loader_class: torch's DataLoader, with its own ``__iter__`` already taken by the caller.
     """
 
-    def __init__(self, config: dict, loader_class) -> None:
+    def __init__(self, config: dict[str, Any], loader_class: Any) -> None:
         self.config = config
         self.loader_class = loader_class
         self.armed = True
         self.optimizer_steps = 0
-        self.machine = None
-        self._watches: dict = {}
+        self.machine: Machine | None = None
+        self._watches: dict[tuple[Any, ...], Watch] = {}
         self._hooked = False
-        self._open_files: list = []
+        self.open_files: list[str] = []
         mark(config["folder"], "torch")
         os.register_at_fork(after_in_child=self._forked)
 
@@ -78,28 +80,28 @@ class Runtime:
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        def stepped(optimizer, args, kwargs) -> None:
+        def stepped(*_: Any) -> None:
             self.optimizer_steps += 1
 
         register_optimizer_step_post_hook(stepped)
         save = torch.save
 
         @functools.wraps(save)
-        def tagged_save(*args, **kwargs):
+        def tagged_save(*args: Any, **kwargs: Any) -> Any:
             if self.machine is not None:
                 self.machine.pause("save")
             return save(*args, **kwargs)
 
         torch.save = tagged_save
 
-    def iterate(self, loader, iterate):
+    def iterate(self, loader: Any, iterate: Callable[[Any], Any]) -> Iterator[Any]:
         """What ``iter(loader)`` gives to the loop."""
         watch = self._watch(loader)
         if self.machine is not None and self.machine.watch is watch:
             return self.machine.new_epoch(loader)
         return Watched(self, watch, loader, iterate)
 
-    def _watch(self, loader) -> Watch:
+    def _watch(self, loader: Any) -> Watch:
         """The identity of a loader: where it was made, its dataset, its sampler's type, its batch size."""
         dataset = loader.dataset
         shape = (
@@ -110,7 +112,7 @@ class Runtime:
         key = (*shape, id(dataset))
         if key not in self._watches:
             if not self._watches:
-                self._open_files = snapshot.open_data_files()
+                self.open_files = snapshot.open_data_files()
             # A function that makes dataset and loader anew each epoch is still one identity.
             for other in self._watches.values():
                 if other.key[:-1] == shape and _same_kind(other.dataset, dataset):
@@ -131,7 +133,7 @@ class Runtime:
             and watch.batches == max(other.batches for other in self._watches.values())
         )
 
-    def take_over(self, watched: Watched):
+    def take_over(self, watched: Watched) -> View | None:
         """Become a rank with this loader, if the driver agrees: the view that goes on where it stood."""
         rank, world = _rank()
         client = Client(self.config["host"], self.config["port"], self.config["token"])
@@ -170,23 +172,23 @@ class Runtime:
 class Watched:
     """An ordinary loader iterator, with each batch counted; the loop cannot tell the difference."""
 
-    def __init__(self, runtime: Runtime, watch: Watch, loader, iterate) -> None:
+    def __init__(self, runtime: Runtime, watch: Watch, loader: Any, iterate: Callable[[Any], Any]) -> None:
         self.runtime = runtime
         self.watch = watch
         self.loader = loader
         self.delivered = 0
-        self._view = None
-        self._steps_at_last = None
+        self._view: View | None = None
+        self._steps_at_last: int | None = None
         self._inner = _iterate_recorded(loader, iterate)
         mark(runtime.config["folder"], "iterated")
 
-    def __iter__(self):
+    def __iter__(self) -> Watched:
         return self
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def __next__(self):
+    def __next__(self) -> Any:
         if self._view is not None:
             return next(self._view)
         runtime = self.runtime
@@ -206,22 +208,23 @@ class Watched:
         self.delivered += 1
         self.watch.batches += 1
         self._steps_at_last = runtime.optimizer_steps
-        feed = self._feed()
+        feed = self.feed()
         if feed is not None:
             feed.deliver()
         return batch
 
-    def _feed(self):
+    def feed(self) -> Feed | None:
+        """What the iterator has handed out; ``None`` for iterable data."""
         sampler = getattr(self._inner, "_index_sampler", None)
         return sampler.feed if isinstance(sampler, RecordedSampler) else None
 
-    def stop(self):
+    def stop(self) -> Feed | None:
         """End the original iterator; its undelivered batches are in the feed that is returned.
 
         Returns:
             The feed of a map-style loader, ``None`` for iterable data.
         """
-        feed = self._feed()
+        feed = self.feed()
         shut_down(self._inner)
         self.loader.__dict__["_iterator"] = None
         self._inner = None
@@ -232,7 +235,7 @@ class Watched:
         return feed
 
 
-def _iterate_recorded(loader, iterate):
+def _iterate_recorded(loader: Any, iterate: Callable[[Any], Any]) -> Any:
     """The loader's own iterator, made over an index sampler that remembers what it hands out."""
     from torch.utils.data import IterableDataset
 
@@ -247,14 +250,14 @@ def _iterate_recorded(loader, iterate):
         loader.__dict__[name] = original
 
 
-def _same_kind(one, other) -> bool:
+def _same_kind(one: Any, other: Any) -> bool:
     try:
-        return type(one) is type(other) and len(one) == len(other)
+        return type(one) is type(other) and bool(len(one) == len(other))
     except TypeError:
         return False  # no length: two iterable datasets stay two
 
 
-def _rank() -> tuple:
+def _rank() -> tuple[int, int]:
     """``(rank, world size)``; the environment can lack both (Lightning's rank 0)."""
     import torch.distributed as dist
 
@@ -263,14 +266,14 @@ def _rank() -> tuple:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _describe(watched: Watched, runtime: Runtime) -> dict:
+def _describe(watched: Watched, runtime: Runtime) -> dict[str, Any]:
     """What the driver needs to know of the loader as the user wrote it."""
     import resource
 
     import torch
 
     loader = watched.loader
-    feed = watched._feed()
+    feed = watched.feed()
     site = loader.__dict__.get("_feedtune_site") or ()
     return {
         "number": watched.watch.number,
@@ -285,7 +288,7 @@ def _describe(watched: Watched, runtime: Runtime) -> dict:
         "site": f"{site[0][0]}:{site[0][1]}" if site else "",
         "optimizer_steps": runtime.optimizer_steps,
         "trained": watched.watch.trained > 0,
-        "open_files": runtime._open_files,
+        "open_files": runtime.open_files,
         "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "cuda": torch.cuda.is_available(),
         "torch": str(torch.__version__),

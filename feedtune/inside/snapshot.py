@@ -8,22 +8,23 @@ dataset with the attributes it had before anybody fetched from it.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 _DEPTH = 4  # Subset of ConcatDataset of ... : deeper nesting is left as it is
 
 
-def take(dataset, depth: int = _DEPTH) -> dict:
+def take(dataset: Any, depth: int = _DEPTH) -> dict[int, dict[str, Any]]:
     """Remember the attributes of a dataset and of the datasets inside it.
 
     Returns:
         ``id(object) -> attributes``; objects without a ``__dict__`` are not in it.
     """
-    seen: dict = {}
+    seen: dict[int, dict[str, Any]] = {}
     _take(dataset, seen, depth)
     return seen
 
 
-def _take(dataset, seen: dict, depth: int) -> None:
+def _take(dataset: Any, seen: dict[int, dict[str, Any]], depth: int) -> None:
     attributes = getattr(dataset, "__dict__", None)
     if depth == 0 or id(dataset) in seen or not isinstance(attributes, dict):
         return
@@ -34,13 +35,13 @@ def _take(dataset, seen: dict, depth: int) -> None:
                 _take(inner, seen, depth - 1)
 
 
-def _is_dataset(value) -> bool:
+def _is_dataset(value: Any) -> bool:
     from torch.utils.data import Dataset
 
     return isinstance(value, Dataset)
 
 
-def fresh(dataset, snapshot: dict):
+def fresh(dataset: Any, snapshot: dict[int, dict[str, Any]]) -> Any:
     """A shallow copy with the remembered attributes; the dataset itself where it cannot be copied."""
     attributes = snapshot.get(id(dataset))
     if attributes is None:
@@ -58,7 +59,7 @@ def fresh(dataset, snapshot: dict):
     return copy
 
 
-def open_data_files() -> list:
+def open_data_files() -> list[str]:
     """Regular files that this process holds open for reading: what forked workers would share."""
     found = []
     for name in os.listdir("/proc/self/fd"):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
-from . import snapshot
+from .feed import Feed
 
 
-def make_copy(loader, settings: dict, feed, dataset):
+def make_copy(loader: Any, settings: dict[str, Any], feed: Feed | None, dataset: Any) -> Any:
     """A shallow copy of a loader with changed settings.
 
     Args:
@@ -37,7 +38,7 @@ def make_copy(loader, settings: dict, feed, dataset):
     return twin
 
 
-def shut_down(iterator) -> None:
+def shut_down(iterator: Any) -> None:
     """End the workers of a loader iterator, if it has any."""
     stop = getattr(iterator, "_shutdown_workers", None)
     if stop is not None:
@@ -57,15 +58,16 @@ def private_bytes(pid: int) -> int:
 class Source:
     """Batches of one block from real workers: starts them, counts what they deliver, ends them."""
 
-    def __init__(self, loader_class, loader, settings: dict, feed, watch) -> None:
-        dataset = snapshot.fresh(watch.dataset, watch.snapshot)
+    def __init__(
+        self, loader_class: Any, loader: Any, settings: dict[str, Any], feed: Feed | None, dataset: Any
+    ) -> None:
         self._loader = make_copy(loader, settings, feed, dataset)
         self._feed = feed
         self._cls = loader_class
-        self._iterator = None
-        self.worker_bytes = None  # largest private memory of a worker, once they have ended
+        self._iterator: Any = None
+        self.worker_bytes: int | None = None  # largest private memory of a worker, once they have ended
 
-    def next(self):
+    def next(self) -> Any:
         """The next batch; ``StopIteration`` where an epoch of iterable data ends.
 
         The workers start with the first call, and again after the end of iterable data.

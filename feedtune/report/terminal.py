@@ -26,7 +26,7 @@ def print_tune(document: dict[str, Any]) -> None:
         console.print("\nPaste this:")
         console.print(f"  {escape(document['snippet'])}", style="bold")
     console.print(
-        f"\n{document['seconds']:.0f} s, {document['starts']} start{'s' * (document['starts'] != 1)} of the script; "
+        f"\n{document['seconds']:.0f} s, starts of the script: {document['starts']}; "
         f"write guard: {document['guard']['tier']}. Again: feedtune report {escape(document['run'])}",
         style="dim",
         soft_wrap=True,

@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from feedtune.records import BlockPlan
 
 MAX_LINE = 1 << 20
 Message = dict[str, Any]
-MarkRule = Callable[[BlockPlan, int, float, float], int]
+MarkRule = Callable[[BlockPlan, int, set[int], float | None, float], int]
 
 
 @dataclass
@@ -40,7 +41,7 @@ class ControlServer:
 
     Args:
         token: shared secret; a line without it closes its connection.
-        mark_rule: ``(plan, clean steps, clean seconds, elapsed seconds) -> steps to go on``, 0 to stop.
+        mark_rule: ``feedtune.analysis.pacing.next_chunk``, or a rule of the same shape.
     """
 
     def __init__(self, token: str, mark_rule: MarkRule) -> None:
@@ -50,6 +51,7 @@ class ControlServer:
         self._plans: dict[int, Message] = {}
         self._blocks: dict[int, BlockPlan] = {}
         self._marks: dict[tuple[int, int], int] = {}
+        self._pauses: dict[int, set[int]] = defaultdict(set)
         self._starts: dict[int, StartState] = {}
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -141,7 +143,7 @@ class ControlServer:
             self._changed.notify_all()
             return answer
 
-    def _on_unknown(self, message: Message, state: StartState) -> None:
+    def _on_unknown(self, message: Message, _: StartState) -> None:
         """Messages that need no answer: signs of life."""
 
     def _on_hello(self, message: Message, state: StartState) -> Message:
@@ -165,12 +167,20 @@ class ControlServer:
         state.heard_s = time.monotonic()
         return self._plans[k]
 
-    def _on_mark(self, message: Message, state: StartState) -> Message:
+    def _on_mark(self, message: Message, _: StartState) -> Message:
         key = (message["k"], message["mark"])
         if key not in self._marks:
-            plan = self._blocks[message["k"]]
-            self._marks[key] = self._rule(plan, message["steps"], message["seconds"], message["elapsed"])
+            self._marks[key] = self._rule(
+                self._blocks[message["k"]],
+                message["step"],
+                self._pauses[message["k"]],
+                message["pace_s"],
+                message["elapsed_s"],
+            )
         return {"go": self._marks[key]}
+
+    def _on_pause(self, message: Message, _: StartState) -> None:
+        self._pauses[message["k"]].add(message["step"])
 
     def _on_result(self, message: Message, state: StartState) -> None:
         state.results[message["k"], message["rank"]] = message

@@ -20,7 +20,8 @@ from shard_tools.errors import CommandFailed, Missing
 
 _SILENT_GRACE_S = 2.0  # a rank that has not claimed so long after another's first block never fetches
 _HANG_S = 60.0
-_MAX_STARTS = 8
+_MAX_STARTS = 20
+_EXIT_GRACE_S = 20.0  # from the last rank's word to the launcher's exit code
 _POLL_S = 0.25
 
 
@@ -131,6 +132,8 @@ class Session:
         if plan.kind == "ceiling" and not self._cached and self._cache_plan is not None:
             self.run(self._cache_plan)  # a new start has no batches to replay yet
         while True:
+            if self.process is not None and self.process.poll() is not None:
+                self.stop()
             if self.process is None:
                 self._announce_restart()
             plan = replace(plan, k=self._k)
@@ -180,6 +183,18 @@ class Session:
                 limit = max(_HANG_S, 10 * plan.max_s)
             if now - state.heard_s > limit:
                 return self._failed(plan, "hang", f"no sign of life for {limit:.0f} s\n{self.log_tail()}")
+
+    def _check_partial(self, plan: BlockPlan, state: StartState) -> BlockResult | None:
+        """A block that the script's end has cut off counts only where the script ended well."""
+        if not any(state.results[plan.k, rank].get("partial") for rank in state.hellos):
+            return None
+        assert self.process is not None
+        deadline = time.monotonic() + _EXIT_GRACE_S
+        while (code := self.process.poll()) is None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        if code in (0, None):
+            return None
+        return self._failed(plan, "script_failed", f"exit code {code}\n{self.log_tail()}")
 
     def _all_in(self, state: StartState, k: int) -> bool:
         return bool(state.hellos) and all((k, rank) in state.results for rank in state.hellos)
@@ -267,7 +282,7 @@ class Session:
                 "or no Python at all); let PYTHONPATH through"
             )
         if "torch" not in seen:
-            return "it never imported torch.utils.data (DALI, ffcv and tf.data pipelines are not torch DataLoaders)"
+            return "it never imported torch.utils.data (DALI, ffcv and tf.data pipelines are no torch DataLoaders)"
         if "loader" not in seen:
             return "it never made a torch DataLoader"
         if "iterated" not in seen:

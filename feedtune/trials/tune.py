@@ -97,7 +97,7 @@ def _name(command: Sequence[str]) -> str:
 def _terminable() -> Iterator[None]:
     """SIGTERM ends a tuning as Ctrl-C does: with a partial result and nothing left behind."""
 
-    def interrupt(signum: int, frame: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     previous = signal.signal(signal.SIGTERM, interrupt)
@@ -242,8 +242,12 @@ class Tuning:
             result = self._run(plan)
             if result.measured:
                 return result
+        if result.reason in ("script_ended", "too_few_steps"):
+            raise BadInput(
+                "the training ends before its baseline could be measured", "let it train for more steps"
+            )
         raise CommandFailed(
-            f"the baseline could not be measured in {_BASELINE_TRIES} tries ({result.reason}): {result.detail}",
+            f"the baseline failed {_BASELINE_TRIES} times ({result.reason}): {result.detail}",
             f"the command's whole output is in {self.run_dir.log}",
         )
 
@@ -328,6 +332,10 @@ class Tuning:
     def _confirm(self, own: LoaderSettings) -> None:
         """Interleaved pairs A-B-B-A of the user's settings and the winner."""
         candidates = [b for b in self._candidates() if b.kind == "candidate"]
+        space = self.answer.space
+        if space is not None and not space.single:
+            # Against itself the baseline proves nothing; with every setting fixed it is the A/A test.
+            candidates = [b for b in candidates if b.settings != own]
         winner = pick_winner(candidates)
         if winner is None:
             return

@@ -155,13 +155,14 @@ def _verdict(answer: Answer, outcome: Outcome, base_rate: float | None) -> str:
         after = answer.starvation(answer.winner_rate)
         return (
             f"{answer.winner.arguments()} trains {gain.ratio:.2f}x as fast as your settings (95 % interval "
-            f"{gain.low:.2f} to {gain.high:.2f}): {answer.winner_rate:.2f} instead of {base_rate:.2f} steps/s, "
+            f"{gain.low:.2f} to {gain.high:.2f}): {answer.winner_rate:.2f} instead of {base_rate:.2f} "
+            "steps/s, "
             f"starvation {_percent(after)} instead of {_percent(starved)}."
         )
     if outcome == "gpu_bound":
         return (
-            f"No gain to be had from the loader: your settings ({own}) reach {1 - (starved or 0):.1%} of what "
-            "this script does when data is free."
+            f"No gain to be had from the loader: your settings ({own}) reach "
+            f"{1 - (starved or 0):.1%} of what this script does when data is free."
         )
     if outcome == "data_bound":
         return (
@@ -194,16 +195,16 @@ def _advice(
     starved = answer.starvation(rate)
     if outcome in ("gain", "data_bound", "no_gain") and starved is not None and starved >= POLICY.critical:
         found.append(
-            f"Training still waits {_percent(starved)} of its time for data: make the data cheaper to read and "
-            "decode (smaller images, a faster decoder, shards: shard-tools pack SRC DST)."
+            f"Training still waits {_percent(starved)} of its time for data: make the data cheaper to read "
+            "and decode (smaller images, a faster decoder, shards: shard-tools pack SRC DST)."
         )
     edge = _edge(answer, blocks, best, rate)
     persistent = answer.hello.get("loader", {}).get("persistent_workers")
     if edge and edge["share"] >= POLICY.edge_share and not persistent and best and best.num_workers:
         found.append(
-            f"Starting the workers takes {format_seconds(edge['seconds'])} an epoch ({edge['share']:.0%} of it): "
-            "persistent_workers=True keeps them, if no attribute of your dataset changes between epochs and "
-            "the loader is made once."
+            f"Starting the workers takes {format_seconds(edge['seconds'])} an epoch "
+            f"({edge['share']:.0%} of it): persistent_workers=True keeps them, if no attribute of your "
+            "dataset changes between epochs and the loader is made once."
         )
     excluded = [b for b in blocks if b.state == "excluded"]
     if excluded:
