@@ -20,6 +20,7 @@ from feedtune.launch import reaper
 from feedtune.launch.policy import WritePolicy
 from shard_tools.errors import BadInput, Missing
 
+TIERS = ("overlay", "python+landlock", "python")
 _BOOT = "import sys; sys.path.append(sys.argv[1]); from feedtune.launch.guardian import main; main()"
 _START_SECONDS = 60.0
 _END_SECONDS = 60.0
@@ -70,13 +71,15 @@ class GuardedProcess:
             tier: ``overlay``, ``python+landlock``, ``python``, or ``auto`` for the first that works.
 
         Raises:
-            BadInput: the command cannot be executed, or ``cwd`` is no folder.
+            BadInput: the command cannot be executed, ``cwd`` is no folder, the tier is unknown.
             Missing: the tier that was asked for does not work on this machine.
         """
         if not command:
             raise BadInput("no command to start", "put it after --, as in: feedtune tune -- python train.py")
         if not cwd.is_dir():
             raise BadInput(f"{cwd}: the working folder does not exist")
+        if tier not in ("auto", *TIERS):
+            raise BadInput(f"write guard {tier!r} is unknown: choose auto, {', '.join(TIERS)}")
         log.touch(mode=0o600)
         process = cls(_start_guardian(log), run_id)
         process._send(

@@ -158,10 +158,8 @@ def move_working_folder():
 
 def child_sees_and_changes():
     open("ckpt.pt", "w").write("parent"); os.remove("train.log")
-    code = """if True:
-        import os
-        assert open('ckpt.pt').read() == 'parent' and not os.path.exists('train.log')
-        open('c', 'w').write('child'); os.remove('data.bin')"""
+    code = "assert open('ckpt.pt').read() == 'parent'; import os; assert not os.path.exists('train.log');"
+    code += "open('c', 'w').write('child'); os.remove('data.bin')"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert open("c").read() == "child" and not os.path.exists("data.bin")
 
