@@ -23,25 +23,21 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _Finisher:
-    """Makes one result durable in a thread while the next one is being written."""
+    """Finishes a result in a thread, which mostly waits for the disk, while the next is being written."""
 
-    def __init__(self, settle: Callable[[Any], None], report: Callable[[int, Any], None]) -> None:
-        self._settle = settle
-        self._report = report
+    def __init__(self, finish: Callable[[int, Any], None]) -> None:
+        self._finish = finish
         self._thread: threading.Thread | None = None
-        self._error: ToolError | None = None
+        self._error: Exception | None = None
 
     def start(self, task: int, result: Any) -> None:
-        """Begin with a result, once the one before it is durable.
-
-        Raises:
-            ToolError: the one before could not be made durable.
-        """
+        """Begin with a result, once the one before is finished; raises what went wrong with that."""
         self.join()
-        self._thread = threading.Thread(target=self._run, args=(task, result), name="settle")
+        self._thread = threading.Thread(target=self._run, args=(task, result), name="finish")
         self._thread.start()
 
     def join(self) -> None:
+        """Wait for the result in hand; raises what went wrong with it."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -51,11 +47,9 @@ class _Finisher:
 
     def _run(self, task: int, result: Any) -> None:
         try:
-            self._settle(result)
-        except ToolError as error:
+            self._finish(task, result)
+        except Exception as error:  # noqa: BLE001  # raised again by join, in the thread that asked
             self._error = error
-            return
-        self._report(task, result)
 
 
 def run_tasks(
@@ -83,10 +77,17 @@ def _run_here(
     settle: Callable[[Result], None],
     done: Callable[[int, Result], None],
 ) -> None:
-    finisher = _Finisher(settle, done)
+    finisher = _Finisher(lambda _, result: settle(result))
+    written: list[tuple[int, Result]] = []
     try:
         for task in tasks:
-            finisher.start(task, work(task))
+            result = work(task)
+            finisher.start(task, result)
+            if written:
+                done(*written.pop())
+            written.append((task, result))
+        finisher.join()
+        done(*written.pop())
     finally:
         finisher.join()
 
@@ -197,7 +198,12 @@ def _worker(
     _die_with(parent)
     for other in others:
         other.close()  # the parent's ends: a worker that kept them would hide the parent's death
-    finisher = _Finisher(settle, lambda task, result: connection.send(("done", task, result)))
+
+    def finish(task: int, result: Any) -> None:
+        settle(result)
+        connection.send(("done", task, result))
+
+    finisher = _Finisher(finish)
     try:
         while (task := connection.recv()) is not None:
             finisher.start(task, work(task))

@@ -29,7 +29,7 @@ Item = TypeVar("Item", bound=Closable)
 class FilePool(Generic[Item]):
     """The most recently used files of this process, opened by one function of their path.
 
-    A file's key is its path and its digest, so that a pack that replaces another is not read from old files.
+    A key is a path and a digest, so that a pack that replaces another is not read from old files.
 
     A process that was forked closes what it inherited and opens its own: LMDB asks for that, and a lock that
     another thread held while the process was forked is replaced too.
@@ -101,7 +101,7 @@ class TarFile:
 
 
 class LmdbFile:
-    """An LMDB shard, read by key in a transaction of its own each time: no state that a thread could share."""
+    """An LMDB shard, read by key; each read has its own transaction, so threads share no state."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
