@@ -67,10 +67,9 @@ def measure_block(plan: BlockPlan, ranks: Mapping[int, RankBlock]) -> BlockResul
         if len(periods) >= MIN_PERIODS:
             note = "the loop pauses more often than the queue turns over: measured from pause to pause"
             return _rates(replace(result, detail=note), ranks, periods, plan)
-        if measured < plan.cycle:
-            detail = f"{total} steps, of which {measured} could be measured"
-            return replace(result, state="failed", reason="too_few_steps", detail=detail)
-        result = replace(result, state="unstable", reason="too_few_steps")
+        # Fewer cycles tell more of the burst they were cut from than of the rate.
+        detail = f"{total} steps, of which {measured} in whole cycles of {plan.cycle} after the warm-up"
+        return replace(result, state="failed", reason="too_few_steps", detail=detail)
     return _rates(result, ranks, stretches, plan)
 
 

@@ -99,6 +99,15 @@ class Machine:
     def pause(self, tag: str) -> None:
         """What the process does now is no training step: ``eval``, ``save``, ``epoch`` or ``restart``."""
         self._pause = tag
+        if tag != "eval":
+            self._beat(tag)
+        elif time.monotonic() - self._beat_s > 1.0:
+            self._beat(None)
+
+    def _beat(self, doing: str | None) -> None:
+        """A sign of life, with what takes longer than a step."""
+        self._beat_s = time.monotonic()
+        self.client.send({"type": "beat", "doing": doing})
 
     def next_batch(self) -> Any:
         """The next batch of the running block; changes blocks where the plan says so."""
@@ -120,8 +129,7 @@ class Machine:
         block.step += 1
         self.total_steps += 1
         if now - self._beat_s > 1.0:
-            self._beat_s = now
-            self.client.send({"type": "beat", "k": block.k, "step": block.step})
+            self._beat(None)
         return batch
 
     def _take_pause(self, block: Block | None, enter: float) -> str | None:

@@ -31,6 +31,7 @@ class StartState:
     done: set[int] = field(default_factory=set)
     loader: int | None = None
     heard_s: float = field(default_factory=time.monotonic)
+    doing: str | None = None  # the last message came from a save or from between two epochs
 
 
 class ControlServer:
@@ -139,6 +140,7 @@ class ControlServer:
                 context["start"] = message["start"]
             state = self.start_state(context.get("start", 0))
             state.heard_s = time.monotonic()
+            state.doing = message.get("doing")
             answer = getattr(self, f"_on_{kind}", self._on_unknown)(message, state)
             self._changed.notify_all()
             return answer

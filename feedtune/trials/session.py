@@ -74,6 +74,7 @@ class Session:
         self._blocks_in_start = 0
         self._cache_plan: BlockPlan | None = None
         self._cached = False
+        self._partial = False
         self._guard: tuple[str, list[str]] = ("", [])
 
     @property
@@ -143,12 +144,13 @@ class Session:
                 self.start()
             done_before = self._blocks_in_start
             failure = self._wait_for_results(plan)
-            if failure is None:
-                return self._measure(plan)
-            self.stop()
-            again = failure.reason == "script_ended" and done_before > 0 and self.starts < _MAX_STARTS
-            if not again:
-                return failure
+            result = failure or self._measure(plan)
+            # A block that the script's own end has cut short has a whole script before it in a new start.
+            cut = result.reason == "script_ended" or (result.reason == "too_few_steps" and self._partial)
+            if failure is not None or cut:
+                self.stop()
+            if not (cut and done_before > 0 and self.starts < _MAX_STARTS):
+                return result
 
     def _announce_restart(self) -> None:
         if self.starts:
@@ -169,24 +171,23 @@ class Session:
             if complete:
                 first_result = first_result or now
                 world = next(iter(state.hellos.values()))["world"]
-                if (
-                    len(state.hellos) >= world
-                    or self._blocks_in_start
-                    or now - first_result > _SILENT_GRACE_S
-                ):
-                    return None
+                known = len(state.hellos) >= world or self._blocks_in_start > 0
+                if known or now - first_result > _SILENT_GRACE_S:
+                    return self._check_partial(plan, state)
             code = self.process.poll()
             if code is not None and not self._all_in(state, plan.k):
                 reason: Reason = "script_ended" if code == 0 else "script_failed"
                 return self._failed(plan, reason, f"exit code {code}\n{self.log_tail()}")
             if state.hellos:
-                limit = max(_HANG_S, 10 * plan.max_s)
+                # A save, or whatever a script does between two epochs, may take as long as a start.
+                limit = self.launch.start_timeout_s if state.doing else max(_HANG_S, 10 * plan.max_s)
             if now - state.heard_s > limit:
                 return self._failed(plan, "hang", f"no sign of life for {limit:.0f} s\n{self.log_tail()}")
 
     def _check_partial(self, plan: BlockPlan, state: StartState) -> BlockResult | None:
         """A block that the script's end has cut off counts only where the script ended well."""
-        if not any(state.results[plan.k, rank].get("partial") for rank in state.hellos):
+        self._partial = any(state.results[plan.k, rank]["partial"] for rank in state.hellos)
+        if not self._partial:
             return None
         assert self.process is not None
         deadline = time.monotonic() + _EXIT_GRACE_S
@@ -282,7 +283,10 @@ class Session:
                 "or no Python at all); let PYTHONPATH through"
             )
         if "torch" not in seen:
-            return "it never imported torch.utils.data (DALI, ffcv and tf.data pipelines are no torch DataLoaders)"
+            return (
+                "it never imported torch.utils.data (DALI, ffcv and tf.data pipelines are no torch "
+                "DataLoaders)"
+            )
         if "loader" not in seen:
             return "it never made a torch DataLoader"
         if "iterated" not in seen:
