@@ -77,7 +77,7 @@ def _wake_on_child() -> int:
 class _Watcher:
     """Collects dead children and tells of the command's end, until the driver is gone."""
 
-    SCAN_SECONDS = 2.0
+    SCAN_SECONDS = 1.0
 
     def __init__(self, pid: int, wake: int, driver: int) -> None:
         self.pid = pid
@@ -124,5 +124,6 @@ class _Watcher:
                 return
             if pid == 0:
                 return
+            self.seen.add(pid)
             if pid == self.pid:
                 _tell(event="exit", code=os.waitstatus_to_exitcode(status))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from feedtune.launch import syscalls
 from feedtune.launch.mounts import below
-from feedtune.launch.overlay import COVER, THROUGH, kind_at, policy_rules
+from feedtune.launch.rules import COVER, THROUGH, kind_at, policy_rules
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _RULE_PATH_BENEATH = 1

@@ -13,15 +13,20 @@ import contextlib
 import errno
 import heapq
 import os
+import shutil
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from feedtune.launch import syscalls
-from feedtune.launch.mounts import PSEUDO, Mount, below, depth, parse_mountinfo
+from feedtune.launch.mounts import Mount, below, depth, parse_mountinfo
+from feedtune.launch.rules import COVER, THROUGH, all_rules, kind_at, listening_sockets, policy_rules
 
-COVER, THROUGH = "cover", "through"
+COPIED = "copied"
 # A skeleton costs one mount for each entry.
 SKELETON_ENTRIES_MAX = 4000
+OWNERS_LOOKED_AT = 2000
+# Files directly in a skeleton are copied up to this size, and in all.
+COPY_BYTES_MAX, COPY_BYTES_TOTAL = 1 << 18, 1 << 26
 
 
 def enter(scratch: str, policy: Mapping[str, Sequence[str]]) -> list[str]:
@@ -44,7 +49,10 @@ def enter(scratch: str, policy: Mapping[str, Sequence[str]]) -> list[str]:
         mounts = parse_mountinfo(file.read())
     guarded = [path for path in policy["protect"] if kind_at(path, policy_rules(policy)) == COVER]
     before = {path: _identity(path) for path in guarded}
+    for path in guarded if private else ():
+        _check_owners(path)
     os.chdir(scratch)
+    _try_out(user_namespace=private)
     builder = _Builder(scratch, policy, mounts, user_namespace=private)
     builder.build()
     _become_root(builder.root)
@@ -68,6 +76,52 @@ def _unshare() -> bool:
                 file.write(text)
         return True
     return False
+
+
+def _check_owners(top: str) -> None:
+    """In a user namespace copies can be made of files of this user and group only.
+
+    Raises:
+        OSError: a protected folder holds others that this user may write; a program that changes
+            one would fail here although it works outside. Looks at a bounded number of entries.
+    """
+    own = (os.getuid(), os.getgid())
+    waiting, looked = [top], 0
+    while waiting and looked < OWNERS_LOOKED_AT:
+        folder = waiting.pop(0)
+        found = os.stat(folder)
+        if found.st_mode & stat.S_ISGID and found.st_gid != own[1] and os.access(folder, os.W_OK):
+            raise OSError(errno.EOVERFLOW, "new files get a group that has no number here", folder)
+        with contextlib.suppress(PermissionError), os.scandir(folder) as entries:
+            for entry in entries:
+                looked += 1
+                found = entry.stat(follow_symlinks=False)
+                foreign = (found.st_uid, found.st_gid) != own
+                if foreign and stat.S_ISREG(found.st_mode) and os.access(entry.path, os.W_OK):
+                    raise OSError(errno.EOVERFLOW, "it belongs to another user or group", entry.path)
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+
+
+def _try_out(*, user_namespace: bool) -> None:
+    """Cover a folder inside the scratch folder, and delete a file there.
+
+    Raises:
+        OSError: this scratch folder cannot hold redirected writes (it lies on overlayfs, say); the
+            same refusal for every folder would otherwise make the whole system read-only.
+    """
+    for name in ("", "/lower", "/upper", "/work", "/merged"):
+        os.mkdir("trial" + name)
+    os.close(os.open("trial/lower/file", os.O_CREAT | os.O_WRONLY, 0o600))
+    options = "lowerdir=trial/lower,upperdir=trial/upper,workdir=trial/work"
+    syscalls.mount(
+        "feedtune", "trial/merged", "overlay", 0, options + (",userxattr" if user_namespace else "")
+    )
+    os.unlink("trial/merged/file")
+    kept = os.path.lexists("trial/lower/file") and not os.path.lexists("trial/merged/file")
+    syscalls.umount_detach("trial/merged")
+    if not kept:
+        raise OSError(errno.EIO, "a deletion was not redirected", "overlay")
 
 
 def _become_root(root: str) -> None:
@@ -94,33 +148,6 @@ def _verify(before: Mapping[str, tuple[int, int]]) -> None:
             raise OSError(errno.EIO, "the folder is not covered", path)
 
 
-def policy_rules(policy: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Folder -> what happens to it, from the policy alone."""
-    rules = {"/": COVER}
-    rules.update(dict.fromkeys(policy["passthrough"], THROUGH))
-    rules.update(dict.fromkeys(policy["protect"], COVER))
-    rules.update(dict.fromkeys(policy["writable"], THROUGH))
-    return rules
-
-
-def kind_at(path: str, rules: Mapping[str, str]) -> str:
-    """The rule of the deepest folder that holds ``path``."""
-    while path not in rules:
-        path = os.path.dirname(path)
-    return rules[path]
-
-
-def all_rules(policy: Mapping[str, Sequence[str]], mounts: Iterable[Mount]) -> dict[str, str]:
-    """Policy rules, and one for each mount in a covered region: an overlay does not see submounts."""
-    by_policy = policy_rules(policy)
-    rules = dict(by_policy)
-    for mount in mounts:
-        if mount.point in by_policy or kind_at(mount.point, by_policy) == THROUGH:
-            continue
-        rules[mount.point] = THROUGH if mount.read_only or mount.fstype in PSEUDO else COVER
-    return rules
-
-
 class _Builder:
     """Builds the new root below the scratch folder, which is the working directory."""
 
@@ -136,10 +163,15 @@ class _Builder:
         self.notes: list[str] = []
         self._scratch = os.path.realpath(scratch)
         self._rules = all_rules(policy, mounts)
+        with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
+            for path in listening_sockets(file.read(), policy_rules(policy)):
+                if _is_socket(path):
+                    self._rules.setdefault(path, THROUGH)
         self._essential = set(policy["protect"])
         self._mounts = [mount.point for mount in mounts]
         self._user_namespace = user_namespace
         self._count = 0
+        self._copy_bytes = COPY_BYTES_TOTAL
         self._queue = [(depth(path), path) for path in self._rules]
 
     def build(self) -> None:
@@ -159,7 +191,8 @@ class _Builder:
         if not os.path.lexists(path) or (path != "/" and not os.path.lexists(self._target(path))):
             return
         if kind == THROUGH:
-            syscalls.bind(path, self._target(path), recursive=True)
+            with contextlib.suppress(FileNotFoundError):  # a socket that was closed just now
+                syscalls.bind(path, self._target(path), recursive=True)
         elif not os.path.isdir(path):
             self._read_only(path)
         elif path == "/" or path == self._scratch or below(self._scratch, path):
@@ -180,6 +213,10 @@ class _Builder:
             # Mounts taken over from outside a user namespace are locked together.
             with contextlib.suppress(OSError):
                 self._skeleton(path)
+                if os.access(path, os.W_OK):
+                    self.notes.append(
+                        f"{path}: larger files directly in it are read-only in trials ({reason})"
+                    )
                 return
         if os.access(path, os.W_OK):
             self.notes.append(f"{path}: read-only in trials (overlay refused: {reason})")
@@ -238,8 +275,29 @@ class _Builder:
             os.symlink(os.readlink(entry.path), place)
         elif entry.is_dir():
             os.mkdir(place)
+        elif self._is_small(entry):
+            shutil.copyfile(entry.path, place)
+            _copy_attributes(entry.path, place)
+            self._rules[entry.path] = COPIED
         else:
             os.close(os.open(place, os.O_CREAT | os.O_WRONLY, 0o600))
+
+    def _is_small(self, entry: os.DirEntry[str]) -> bool:
+        """Whether a file is copied, so that it can be changed; a larger one is read-only."""
+        found = entry.stat(follow_symlinks=False)
+        small = stat.S_ISREG(found.st_mode) and found.st_size <= min(COPY_BYTES_MAX, self._copy_bytes)
+        if not small or entry.path in self._rules or not os.access(entry.path, os.R_OK):
+            return False
+        self._copy_bytes -= found.st_size
+        return True
+
+
+def _is_socket(path: str) -> bool:
+    """The path of an open socket may long be another thing's."""
+    try:
+        return stat.S_ISSOCK(os.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 def _copy_attributes(source: str, target: str) -> None:

@@ -14,22 +14,23 @@ from collections.abc import Mapping, Sequence
 from feedtune.launch.mounts import below
 from feedtune.launch.reaper import remove_tree
 
+# A checkpoint of a small model fits; with less, another folder comes first.
+ROOM_BYTES = 1 << 30
 PREFIX = "feedtune-scratch-"
 _LOCK = "lock"
 
 
-def candidates(env: Mapping[str, str]) -> list[str]:
-    """Folders to try, best first: on a disk, kept out of what programs use."""
-    names = ["/var/tmp", "/tmp", env.get("XDG_RUNTIME_DIR", ""), "/dev/shm"]
-    return [name for name in names if name and os.path.isdir(name) and os.access(name, os.W_OK | os.X_OK)]
+def candidates(env: Mapping[str, str], policy: Mapping[str, Sequence[str]]) -> list[str]:
+    """Folders to try, best first: on a disk with room, outside of what is protected; memory last."""
+    names = ["/var/tmp", "/tmp", *policy["writable"], env.get("XDG_RUNTIME_DIR", ""), "/dev/shm"]
+    usable = [name for name in names if name and os.access(name, os.W_OK | os.X_OK) and os.path.isdir(name)]
 
+    def rank(name: str) -> tuple[bool, bool, bool]:
+        room = os.statvfs(name)
+        inside = any(name == folder or below(name, folder) for folder in policy["protect"])
+        return name == "/dev/shm", room.f_bavail * room.f_frsize < ROOM_BYTES, inside
 
-def ordered(env: Mapping[str, str], protect: Sequence[str]) -> list[str]:
-    """The candidates, those inside a protected folder after the others, memory last."""
-    found = candidates(env)
-    return sorted(
-        found, key=lambda name: (name == "/dev/shm", any(name == p or below(name, p) for p in protect))
-    )
+    return sorted(dict.fromkeys(usable), key=rank)
 
 
 class Scratch:

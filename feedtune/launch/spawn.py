@@ -20,7 +20,7 @@ _REFUSED = (
 )
 _UNGUARDED = (
     "only writes by Python code are redirected; writes by other programs and native libraries are NOT "
-    "guarded (this kernel has no Landlock)"
+    "guarded (Landlock is not active)"
 )
 # What Python and the guardian ignore would stay ignored in the command: signals survive an exec.
 _RESET = (
@@ -57,7 +57,7 @@ def start(request: Mapping[str, Any]) -> Started:
     """
     wanted = TIERS if request["tier"] == "auto" else (request["tier"],)
     refusals: list[str] = []
-    bases = scratch.ordered(request["env"], request["policy"]["protect"])
+    bases = scratch.candidates(request["env"], request["policy"])
     for tier in wanted:
         for base in bases:
             started = _try_tier(request, tier, base, refusals)
