@@ -34,8 +34,9 @@ def _root(
 
 def main() -> None:
     """Entry point of the console script."""
-    from feedtune.cli import report, tune
+    from feedtune.cli import demo, report, tune
 
     tune.register(app)
     report.register(app)
+    demo.register(app)
     run_app(app, "feedtune")

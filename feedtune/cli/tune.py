@@ -120,19 +120,9 @@ def _command(
         raise BadInput("no command to tune", f"put it behind --: {example}")
     if not data.is_dir():
         raise BadInput(f"{data}: no such folder", "name a folder of images or a folder of shards")
-    # In a process of its own even with one rank: the workload is an ordinary script.
-    workload = ["-m", "feedtune.workloads.vision", "--data", str(data), "--model", model]
-    workload += ["--batch-size", str(batch_size), "--epochs", "1000000"]
-    if nproc == 1:
-        return [sys.executable, *workload]
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc_per_node={nproc}",
-        *workload,
-    ]
+    from feedtune.trials.workload import vision_command
+
+    return vision_command(data, nproc=nproc, model=model, batch_size=batch_size)
 
 
 def _preset(config: Path | None) -> dict[str, Any]:
