@@ -165,7 +165,7 @@ class _Shard:
             if intact is None:
                 return
             if not intact and self.manifest.format == "lmdb":
-                # A damaged tree can crash the library that follows it, so it is only read from the outside.
+                self._name_damaged(index)
                 return
             self._check_samples(index)
         except BadAnswer as error:
@@ -229,6 +229,22 @@ class _Shard:
             self.problem(f"has an index of {len(index)} samples, not {self.info.samples}")
         if payload != self.info.payload_bytes:
             self.problem(f"holds {payload} payload bytes, not {self.info.payload_bytes}")
+
+    def _name_damaged(self, index: ShardIndex | None) -> None:
+        from shard_tools.lmdb_store import wrong_payloads
+
+        if index is None:
+            return
+        digests = {self.info.first + number: row.digest for number, row in enumerate(index)}
+        for number in wrong_payloads(self.folder / self.info.name, digests):
+            known = number in digests
+            path = index[number - self.info.first].path if known else None
+            self.problem("is damaged: its payload's digest is wrong", number, path)
+        if self.source is not None:
+            for row in index:
+                self.source.entries.pop(
+                    row.path, None
+                )  # the shard is reported; its files are not missing too
 
     def _stored(self) -> Iterator[StoredSample]:
         if self.manifest.format == "wds":

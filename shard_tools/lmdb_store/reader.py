@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from shard_tools.errors import BadAnswer
 from shard_tools.lmdb_store.value import split_value
@@ -47,3 +50,34 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
         raise BadAnswer(f"{path} is damaged: {error}") from error
     finally:
         env.close()
+
+
+def wrong_payloads(path: Path, digests: Mapping[int, bytes]) -> list[int]:
+    """Numbers of the samples of a damaged shard whose payload is missing or has not the digest it should.
+
+    A damaged tree can crash the library that follows it, so a child process reads the shard; samples that lie
+    after such a place are not named.
+    """
+    answers, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(answers)
+            _report_wrong(path, digests, write)
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(answers, "rb") as file:
+        data = file.read()
+    os.waitpid(child, 0)
+    return [int.from_bytes(data[at : at + 8], "big") for at in range(0, len(data), 8)]
+
+
+def _report_wrong(path: Path, digests: Mapping[int, bytes], handle: int) -> None:
+    left = dict(digests)
+    for sample in read_shard(path):
+        payload = next(iter(sample.parts.values()), b"")
+        if xxhash.xxh3_128_digest(payload) != left.pop(sample.number, None):
+            os.write(handle, sample.number.to_bytes(8, "big"))
+    for number in left:
+        os.write(handle, number.to_bytes(8, "big"))

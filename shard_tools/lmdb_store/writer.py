@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from pathlib import Path
@@ -53,7 +54,7 @@ def write_shard(shard: ShardPlan, folder: Path, map_bytes: int | None = None) ->
         # Nothing lies behind the last page; a short file also tells truncation from a full one.
         os.truncate(path, max(used, 1))
     except lmdb.Error as error:
-        raise target_error(path, _os_error(error)) from error
+        raise target_error(path, _os_error(error, path, shard.planned_bytes)) from error
     except OSError as error:
         raise target_error(path, error) from error
     index = index_bytes(shard.first, rows)
@@ -80,9 +81,14 @@ def _format_09() -> dict[str, Any]:
     return {"lib_version": 0} if int(lmdb.__version__.partition(".")[0]) >= 2 else {}
 
 
-def _os_error(error: Any) -> OSError:
-    code = getattr(error, "code", 0) or 5
-    return OSError(code, str(error)) if code > 0 else OSError(5, str(error))
+def _os_error(error: Any, path: Path, planned_bytes: int) -> OSError:
+    """What stopped LMDB; it reports the short write of a disk that has filled up as an I/O error."""
+    code = getattr(error, "code", 0)
+    if code == errno.EIO:
+        status = os.statvfs(path.parent)
+        if status.f_bavail * status.f_frsize < planned_bytes:
+            code = errno.ENOSPC
+    return OSError(code if code > 0 else errno.EIO, str(error))
 
 
 def _whole_pages(size: int) -> int:
@@ -147,7 +153,7 @@ def _value(
     tail = b"".join((part_head(b"cls", len(block)), block, part_head(b"json", len(text)), text))
     start, end = len(head), len(head) + entry.size
     if end + len(tail) + 1 > len(buffer):
-        buffer = bytearray(2 * (end + len(tail) + 1))
+        buffer = bytearray(max(end + len(tail) + 1, 2 * len(buffer)))
     view = memoryview(buffer)
     view[:start] = head
     source.read_into(entry, view[start:])

@@ -114,8 +114,12 @@ class _Pool:
         context = multiprocessing.get_context("fork" if threading.active_count() == 1 else "spawn")
         gc.freeze()  # the collector would write to, and so copy, every page that the workers share
         try:
-            for _ in range(count):
-                self._start(context)
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                for _ in range(count):
+                    self._start(context)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             while self.left:
                 self._wait()
             for connection, (process, _) in self.workers.items():
@@ -195,6 +199,7 @@ def _worker(
     settle: Callable[[Any], None],
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _die_with(parent)
     for other in others:
         other.close()  # the parent's ends: a worker that kept them would hide the parent's death

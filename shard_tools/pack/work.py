@@ -27,6 +27,7 @@ from shard_tools.manifest import (
     render,
     sync_path,
     target_error,
+    write_file,
     write_manifest,
 )
 from shard_tools.pack.rename import exchange
@@ -139,30 +140,33 @@ class WorkFolder:
     def _take_lock(self) -> None:
         """Wait a while for the lock: workers of a killed run let go of it within moments."""
         deadline = time.monotonic() + LOCK_WAIT_S
-        while True:
-            self.folder.mkdir(exist_ok=True)
-            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The one who held it may have removed the folder meanwhile.
-                if os.fstat(lock).st_ino == os.stat(self.folder / "lock").st_ino:
-                    self._lock = lock
-                    return
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    os.close(lock)
-                    raise BadInput(
-                        f"another pack is writing to {self.destination}", "wait for it, or stop it"
-                    ) from None
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-                    raise
-                self._lock = lock  # a file system without locks
-                return
-            os.close(lock)
+        while (lock := self._try_lock()) is None:
+            if time.monotonic() > deadline:
+                raise BadInput(f"another pack is writing to {self.destination}", "wait for it, or stop it")
             time.sleep(0.05)
+        self._lock = lock
+
+    def _try_lock(self) -> int | None:
+        """Handle of the locked file; None while another process holds it, or has just removed the folder."""
+        path = self.folder / "lock"
+        self.folder.mkdir(exist_ok=True)
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock).st_ino == os.stat(path).st_ino:
+                return lock
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except OSError as error:
+            if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                return lock  # a file system without locks
+            os.close(lock)
+            raise
+        os.close(lock)
+        return None
 
     def _open_journal(self) -> None:
         rows = self._read_journal()
@@ -176,16 +180,24 @@ class WorkFolder:
         self._find_published(rows)
         if self.published is not None:
             return
-        if not rows and os.path.isdir(self.destination) and os.listdir(self.destination) and not self._force:
-            self._discard()
+        if not self._force and os.path.isdir(self.destination) and os.listdir(self.destination):
+            if not rows:
+                self._discard()
             raise BadInput(f"{self.destination} holds a finished pack", "--force replaces it")
         self.shards.mkdir(exist_ok=True)
         self.known = {row["number"]: ShardInfo(**row["shard"]) for row in rows if "shard" in row}
-        if not rows:
-            self._clear_shards()
-            (self.folder / JOURNAL).write_text(json.dumps({"plan": self._fingerprint}) + "\n")
-        for path in self.shards.glob(f"*{TEMPORARY}"):
-            path.unlink()
+        self._start_journal()
+        for path in self.shards.iterdir():
+            if not rows or path.name.endswith(TEMPORARY):
+                path.unlink()
+
+    def _start_journal(self) -> None:
+        """Write what is known anew: a line that a killed run left torn would spoil the next one."""
+        path = self.folder / JOURNAL
+        rows: list[dict[str, Any]] = [{"plan": self._fingerprint}]
+        rows += [{"number": number, "shard": asdict(info)} for number, info in self.known.items()]
+        write_file(path.with_suffix(TEMPORARY), "".join(json.dumps(row) + "\n" for row in rows).encode())
+        os.replace(path.with_suffix(TEMPORARY), path)
 
     def _find_published(self, rows: list[dict[str, Any]]) -> None:
         wanted = [row["manifest"] for row in rows if "manifest" in row]
@@ -252,10 +264,6 @@ class WorkFolder:
             path.unlink()
         if not self.known:
             self._discard()
-
-    def _clear_shards(self) -> None:
-        for path in self.shards.iterdir():
-            path.unlink()
 
     def _discard(self) -> None:
         shutil.rmtree(self.folder)

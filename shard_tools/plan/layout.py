@@ -17,6 +17,7 @@ from shard_tools.plan.members import label_block, member_ext, page_bytes, sample
 from shard_tools.records import Entry, label_of
 
 TAR_END = 1024
+LMDB_MAX_VALUE = 2**32 - 1
 MAX_SAMPLES = 10**9
 # Raise when the bytes that a plan leads to change, so that no half-done pack goes on in another form.
 PLAN_VERSION = 1
@@ -132,7 +133,8 @@ def make_plan(root: Path, entries: Sequence[Entry], form: str, shard_size: int, 
         seed: seed of the shuffle; None keeps the order of the paths.
 
     Raises:
-        BadInput: no files, an unknown format, or more samples than nine digits number.
+        BadInput: no files, an unknown format, more samples than nine digits number, or a file over 4 GiB for
+            LMDB.
     """
     if form not in SUFFIXES:
         raise BadInput(f"'{form}' is no shard format", "use --format wds or --format lmdb")
@@ -180,4 +182,7 @@ def _tar_cost(entry: Entry, label: str | None, label_index: int) -> int:
 def _lmdb_cost(entry: Entry, label: str | None, label_index: int) -> int:
     ext = member_ext(entry.path)
     json_size = _json_size(entry.path, label, label_index, ext)
-    return page_bytes(value_bytes(entry.size, json_size, ext, len(label_block(label_index))))
+    value = value_bytes(entry.size, json_size, ext, len(label_block(label_index)))
+    if value > LMDB_MAX_VALUE:
+        raise BadInput(f"{entry.path} is larger than an LMDB value can be (4 GiB)", "use --format wds")
+    return page_bytes(value)

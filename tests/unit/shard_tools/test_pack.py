@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from shard_tools.errors import BadInput, Missing, ToolError
+from shard_tools.manifest import read_manifest
 from shard_tools.pack import pack_folder, work
 from shard_tools.pack.pool import run_tasks
 from shard_tools.pack.rename import exchange
@@ -291,3 +292,58 @@ def test_a_file_that_may_not_be_read_is_named_before_anything_is_written(many: P
     assert (unreadable, code) == (["class3/0003.bin"], 2)
     assert "class3/0003.bin" in message
     assert os.listdir(tmp_path / "w") == []
+
+
+def test_p13_a_torn_line_of_the_journal_costs_one_shard_only(many: Path, tmp_path: Path) -> None:
+    def stop_after(count: int) -> Any:
+        seen: list[int] = []
+
+        def stop(_: int) -> None:
+            seen.append(1)
+            if len(seen) == count:
+                raise KeyboardInterrupt
+
+        return stop
+
+    destination = tmp_path / "out"
+    journal = work_of(destination) / "journal.jsonl"
+    for count in (3, 5):
+        with pytest.raises(KeyboardInterrupt):
+            pack_folder(many, destination, shard_size=SMALL, workers=1, on_samples=stop_after(count))
+        os.truncate(journal, journal.stat().st_size - 9)
+    assert pack_folder(many, destination, shard_size=SMALL, workers=1).kept == 4
+    assert verify(destination, many).identical
+
+
+def test_force_that_was_interrupted_does_not_replace_without_force(many: Path, tmp_path: Path) -> None:
+    def stop(_: int) -> None:
+        raise KeyboardInterrupt
+
+    destination = tmp_path / "out"
+    pack_folder(many, destination, shard_size=SMALL, seed=1)
+    with pytest.raises(KeyboardInterrupt):
+        pack_folder(many, destination, shard_size=SMALL, workers=1, force=True, on_samples=stop)
+    with pytest.raises(BadInput, match="holds a finished pack"):
+        pack_folder(many, destination, shard_size=SMALL)
+    assert read_manifest(destination).seed == 1
+    assert pack_folder(many, destination, shard_size=SMALL, force=True).kept == 1
+    assert read_manifest(destination).seed == 0
+    assert verify(destination, many).identical
+
+
+def test_a_run_killed_after_publishing_is_taken_as_done(many: Path, tmp_path: Path) -> None:
+    destination = tmp_path / "out"
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shard_tools.pack.work.shutil.rmtree", die)
+        with pytest.raises(Killed):
+            pack_folder(many, destination, shard_size=SMALL)
+    assert work_of(destination).exists()
+    assert pack_folder(many, destination, shard_size=SMALL).manifest == read_manifest(destination)
+    assert not work_of(destination).exists()

@@ -64,6 +64,18 @@ def test_the_damaged_sample_is_named(tree: Path, tmp_path: Path) -> None:
     ]
 
 
+def test_the_damaged_sample_is_named_in_lmdb_too(tree: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    pack_folder(tree, folder, form="lmdb")
+    path = folder / "shard-000000.lmdb"
+    flip(path, path.read_bytes().index(b"dog/deep/er/001.jpg") + 2)
+    problems = verify(folder, tree).problems
+    assert [(problem.what, problem.path) for problem in problems] == [
+        ("is damaged: its digest is wrong", None),
+        ("is damaged: its payload's digest is wrong", "dog/deep/er/001.jpg"),
+    ]
+
+
 def test_p5_a_key_that_opens_again_is_found(many: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     pack_folder(many, folder)
