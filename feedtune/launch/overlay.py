@@ -29,7 +29,7 @@ OWNERS_LOOKED_AT = 2000
 COPY_BYTES_MAX, COPY_BYTES_TOTAL = 1 << 18, 1 << 26
 
 
-def enter(scratch: str, policy: Mapping[str, Sequence[str]]) -> list[str]:
+def enter(scratch: str, policy: Mapping[str, Sequence[str]]) -> tuple[list[str], bool]:
     """Move this process into the covered file system; its working directory becomes ``/``.
 
     Args:
@@ -37,7 +37,8 @@ def enter(scratch: str, policy: Mapping[str, Sequence[str]]) -> list[str]:
         policy: ``protect``, ``writable`` and ``passthrough`` folders, real paths.
 
     Returns:
-        Notes for the report: what is read-only instead of redirected, and why.
+        Notes for the report (what is read-only instead of redirected, and why), and whether a
+        user namespace was needed: folders that were there before cannot be renamed then.
 
     Raises:
         OSError: the kernel refuses an essential step; the process must end without running
@@ -57,7 +58,7 @@ def enter(scratch: str, policy: Mapping[str, Sequence[str]]) -> list[str]:
     builder.build()
     _become_root(builder.root)
     _verify(before)
-    return builder.notes
+    return builder.notes, private
 
 
 def _unshare() -> bool:

@@ -152,8 +152,8 @@ def _guard(policy: Mapping[str, Sequence[str]], tier: str, inner: str, env: dict
     """Put this process under a tier; adds to the environment what the hook needs to know of it."""
     env.pop(CONFIG_VARIABLE, None)
     if tier == "overlay":
-        notes = overlay.enter(inner, policy)
-        if os.getuid() != 0:
+        notes, user_namespace = overlay.enter(inner, policy)
+        if user_namespace:
             # Overlayfs without privileges cannot rename existing folders; the hook copies them then.
             env[CONFIG_VARIABLE] = json.dumps({"renames_only": True})
         return notes

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -420,3 +421,59 @@ def test_the_whole_temporary_folder_as_working_folder() -> None:
     finally:
         old.unlink()
         shutil.rmtree(base)
+
+
+def test_a_folder_shared_by_a_group_is_guarded_by_another_tier_without_privileges(base: Path) -> None:
+    """A user namespace knows one group only: new files with the folder's group could not be made."""
+    if os.getuid() != 0:
+        pytest.skip("needs root to make another group's folder")
+    place = Place(base, ORDINARY_USER)
+    prepare(place.cwd)
+    place.own()
+    shared = ORDINARY_USER + 1
+    os.chown(place.cwd, ORDINARY_USER, shared)
+    place.cwd.chmod(0o2775)
+    before = digest(place.cwd)
+    result, log = place.guarded(
+        ["-c", "open('new', 'w').write('1'); open('ckpt.pt', 'w').write('2')"], "auto"
+    )
+    assert result["code"] == 0, log
+    assert result["tier"] == "python+landlock"
+    assert any("overlay guard not available" in note and "group" in note for note in result["notes"])
+    assert digest(place.cwd) == before
+
+
+def test_sockets_of_the_surroundings_still_answer(base: Path) -> None:
+    place = Place(base, os.getuid())
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(place.cwd / "agent"))
+        server.listen()
+        code = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('agent'); s.close()"
+        result, log = place.guarded(["-c", code], "overlay")
+    assert result["code"] == 0, log
+
+
+def test_mounts_inside_the_project_are_seen_and_protected(base: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root to mount")
+    place = Place(base, 0)
+    (place.cwd / "in").mkdir()
+    code = "print(open('in/deep/f').read()); open('in/deep/f', 'w'); open('in/g', 'w')"
+    request = {
+        "command": [sys.executable, "-c", code],
+        "cwd": str(place.cwd), "env": {}, "writable": [str(place.run)], "log": str(place.run / "log"),
+        "run_id": uuid.uuid4().hex, "tier": "overlay",
+    }  # fmt: skip
+    script = """set -e
+    mount --make-rprivate /; mount -t tmpfs one "$1/in"; mkdir "$1/in/deep"; mount -t tmpfs two "$1/in/deep"
+    echo kept > "$1/in/deep/f"; "$2" -c "$3" "$4"; cat "$1/in/deep/f"; ls "$1/in"
+    """
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", place.cwd, sys.executable, DRIVER, json.dumps(request)],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stdout.split("\n")
+    assert json.loads(first)["code"] == 0, (place.run / "log").read_text()
+    assert rest == ["kept", "deep", ""]
+    assert (place.run / "log").read_text() == "kept\n\n"
