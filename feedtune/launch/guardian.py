@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from feedtune.launch import reaper, spawn, syscalls
+from feedtune.launch import leftovers, reaper, spawn, syscalls
 
 KILL_SECONDS = 20.0
 # Until the end: a Ctrl-C in the terminal is the driver's to answer.
@@ -44,7 +44,7 @@ def main() -> None:
     watcher = _Watcher(started.pid, wake, request["driver"])
     watcher.until_driver_ends()
     killed = reaper.kill_tree(os.getpid(), mark, seconds=KILL_SECONDS, reap=watcher.reap)
-    reaper.remove_segments(killed.pids | watcher.seen, killed.segments, since)
+    leftovers.remove_leftovers(killed.pids | watcher.seen, killed.held, since)
     clean = started.scratch.remove()
     _tell(event="gone", killed=len(killed.pids), left=killed.left, scratch_left=not clean)
 

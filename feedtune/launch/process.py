@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from feedtune.launch import reaper
+from feedtune.launch import leftovers, reaper
 from feedtune.launch.policy import WritePolicy
 from shard_tools.errors import BadInput, Missing
 
@@ -40,6 +41,7 @@ class GuardedProcess:
         self.upper: Path | None = None
         self._guardian = guardian
         self._mark = b"FEEDTUNE_RUN_ID=" + os.fsencode(run_id)
+        self._since = time.time()
         self._code: int | None = None
         self._scratch = ""
         self._buffer = b""
@@ -182,9 +184,9 @@ class GuardedProcess:
     def _clean_up_alone(self) -> None:
         """What the guardian would have done, for a guardian that was killed."""
         killed = reaper.kill_tree(self._guardian.pid, self._mark, seconds=_END_SECONDS, reap=lambda: None)
-        reaper.remove_segments(killed.pids | {self.pid}, killed.segments, 0.0)
+        leftovers.remove_leftovers(killed.pids | {self.pid}, killed.held, self._since)
         if self._scratch:
-            reaper.remove_tree(self._scratch)
+            leftovers.remove_tree(self._scratch)
 
 
 def _start_guardian(log: Path) -> subprocess.Popen[bytes]:

@@ -1,20 +1,15 @@
-"""End a whole process tree, from the top, and remove what it leaves. Standard library only."""
+"""End a whole process tree, from the top. Standard library only."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-_SHM = "/dev/shm"
-_TORCH_SEGMENT = re.compile(r"torch_(\d+)_")
-# Segments that libraries make under generated names: Python, NCCL, OpenMPI, glibc semaphores.
-_GENERATED = re.compile(r"(torch_\d+_|psm_|mp-|pym-|sem\.|nccl-|vader_segment|ucx_shm)")
+from feedtune.launch import leftovers
 
 
 @dataclass(frozen=True)
@@ -93,10 +88,10 @@ def members(root: int, mark: bytes) -> list[int]:
 
 @dataclass
 class Killed:
-    """What an end brought: who was killed, which shared memory they held, who would not die."""
+    """What an end brought: who was killed, which paths they held, who would not die."""
 
     pids: set[int] = field(default_factory=set)
-    segments: set[str] = field(default_factory=set)
+    held: set[str] = field(default_factory=set)
     left: list[int] = field(default_factory=list)
 
 
@@ -118,8 +113,7 @@ def kill_tree(root: int, mark: bytes, *, seconds: float, reap: Callable[[], None
         frozen = _freeze(root, mark, until)
         if not frozen:
             break
-        for pid in frozen:
-            result.segments |= _held_segments(pid)
+        result.held |= leftovers.held_by(frozen)
         for pid in frozen:
             _send(pid, signal.SIGKILL)
         result.pids |= set(frozen)
@@ -151,48 +145,3 @@ def _send(pid: int, number: int) -> None:
     # Gone already, or (set-uid programs) not ours to signal: the next walk counts who is left.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
-
-
-def _held_segments(pid: int) -> set[str]:
-    """Names in /dev/shm that a process has mapped or open."""
-    paths = []
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as file:
-        paths += [line.split(None, 5)[-1].strip() for line in file if _SHM in line]
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                paths.append(os.readlink(f"/proc/{pid}/fd/{name}"))
-    return {os.path.basename(path) for path in paths if os.path.dirname(path) == _SHM}
-
-
-def remove_segments(pids: Iterable[int], held: Iterable[str], since: float) -> list[str]:
-    """Remove shared memory that a killed tree left behind; the names that went.
-
-    Only names that libraries generate, of this user, made after the tree was started, and either
-    carrying the pid of one of its processes or held by one: a data set that someone keeps in
-    /dev/shm is none of these.
-    """
-    dead, wanted, gone = set(pids), set(held), []
-    for entry in os.scandir(_SHM):
-        match = _TORCH_SEGMENT.match(entry.name)
-        ours = int(match.group(1)) in dead if match else entry.name in wanted and _GENERATED.match(entry.name)
-        with contextlib.suppress(OSError):
-            found = entry.stat(follow_symlinks=False)
-            if ours and found.st_uid == os.getuid() and found.st_ctime >= since - 1:
-                os.unlink(entry.path)
-                gone.append(entry.name)
-    return gone
-
-
-def remove_tree(path: str) -> bool:
-    """Remove a scratch folder, entries without permissions (overlay's work folders) included."""
-    if not os.path.lexists(path):
-        return True
-    for folder, names, _ in os.walk(path):
-        for name in names:
-            with contextlib.suppress(OSError):
-                inner = os.path.join(folder, name)
-                if not os.path.islink(inner):
-                    os.chmod(inner, 0o700)
-    shutil.rmtree(path, ignore_errors=True)
-    return not os.path.lexists(path)

@@ -11,8 +11,8 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 
+from feedtune.launch.leftovers import remove_tree
 from feedtune.launch.mounts import below
-from feedtune.launch.reaper import remove_tree
 
 # A checkpoint of a small model fits; with less, another folder comes first.
 ROOM_BYTES = 1 << 30

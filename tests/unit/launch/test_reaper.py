@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 import uuid
 from pathlib import Path
 
-from feedtune.launch import reaper
+import pytest
+
+from feedtune.launch import leftovers, reaper
 
 
 def test_ancestors_end_at_the_top() -> None:
@@ -34,9 +39,9 @@ def test_segments_of_killed_processes_go_and_others_stay() -> None:
     }
     for name in names:
         (shm / name).touch()
-    held = {f"psm_{tag}", f"dataset-{tag}", f"torch_4000002_1_{tag}"}
+    held = {f"/dev/shm/psm_{tag}", f"/dev/shm/dataset-{tag}", f"/dev/shm/torch_4000002_1_{tag}"}
     try:
-        gone = reaper.remove_segments({4000001}, held, time.time())
+        gone = leftovers.remove_leftovers({4000001}, held, time.time())
         assert {name for name in names if not (shm / name).exists()} == {
             n for n, goes in names.items() if goes
         }
@@ -50,7 +55,7 @@ def test_segments_made_before_the_tree_stay() -> None:
     old = Path(f"/dev/shm/torch_4000003_1_{uuid.uuid4().hex}")
     old.touch()
     try:
-        reaper.remove_segments({4000003}, [], time.time() + 10)
+        leftovers.remove_leftovers({4000003}, [], time.time() + 10)
         assert old.exists()
     finally:
         old.unlink()
@@ -61,6 +66,56 @@ def test_a_tree_with_closed_folders_is_removed(tmp_path: Path) -> None:
     (tmp_path / "s" / "link").symlink_to(tmp_path)
     (tmp_path / "keep").touch()
     (tmp_path / "s" / "work").chmod(0o000)
-    assert reaper.remove_tree(str(tmp_path / "s"))
+    assert leftovers.remove_tree(str(tmp_path / "s"))
     assert not (tmp_path / "s").exists()
     assert (tmp_path / "keep").exists()
+
+
+def test_temporary_folders_that_a_process_names_or_binds_are_its_own(tmp_path: Path) -> None:
+    names = ["torchelastic_abc", "torch-shm-dir-Xy12", "pymp-q_w8", "mine"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    code = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind('torch-shm-dir-Xy12/manager.sock');"
+        "f = open('pymp-q_w8/file', 'w'); g = open('mine/file', 'w'); print(1, flush=True); sys.stdin.read()"
+    )
+    env = {"ERROR_FILE": f"{tmp_path}/torchelastic_abc/none/error.json"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code.replace("'torch-shm", f"'{tmp_path}/torch-shm")], cwd=tmp_path, env=env,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        child.stdout.readline()
+        held = leftovers.held_by([child.pid])
+        child.communicate()
+    leftovers.remove_leftovers([child.pid], held, time.time() + 100)
+    assert all((tmp_path / name).exists() for name in names), "made before the tree was started"
+    leftovers.remove_leftovers([child.pid], held, time.time() - 100)
+    assert [name for name in names if (tmp_path / name).exists()] == ["mine"]
+
+
+def test_all_are_stopped_from_the_top_before_one_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a shell sees its launcher die, and goes on with the next command."""
+    sent: list[tuple[int, int]] = []
+    send = reaper._send
+
+    def recorded(pid: int, number: int) -> None:
+        sent.append((pid, number))
+        send(pid, number)
+
+    monkeypatch.setattr(reaper, "_send", recorded)
+    shell = "sh -c 'sleep 600; true' & echo $!; wait; true"
+    mark = f"MARK={uuid.uuid4().hex}".encode()
+    with subprocess.Popen(
+        ["sh", "-c", shell], stdout=subprocess.PIPE, env=dict([mark.decode().split("=")])
+    ) as top:
+        assert top.stdout is not None
+        inner = int(top.stdout.readline())
+        until = time.monotonic() + 10
+        while len(reaper.members(os.getpid(), mark)) < 3 and time.monotonic() < until:
+            time.sleep(0.01)
+        killed = reaper.kill_tree(os.getpid(), mark, seconds=10, reap=top.poll)
+    numbers = [number for _, number in sent[: 2 * len(killed.pids)]]
+    assert numbers == [signal.SIGSTOP] * 3 + [signal.SIGKILL] * 3
+    assert [pid for pid, _ in sent[:2]] == [top.pid, inner]
+    assert killed.left == []
