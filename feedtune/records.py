@@ -14,7 +14,7 @@ BlockKind = Literal["baseline", "ceiling", "probe", "candidate", "confirm"]
 BlockState = Literal["ok", "failed", "excluded", "unstable"]
 Reason = Literal[
     "script_ended", "script_failed", "loader_failed", "hang", "too_few_steps", "ranks_diverged",
-    "opened_in_main", "ram", "shm", "descriptors", "cut_short", "spread",
+    "opened_in_main", "ram", "shm", "descriptors", "spread",
 ]  # fmt: skip
 Outcome = Literal["gain", "no_gain", "gpu_bound", "data_bound", "failed"]
 

@@ -48,7 +48,17 @@ def paired_gain(baseline: Sequence[float], candidate: Sequence[float]) -> Gain:
 def lower_bound(block: BlockResult) -> float:
     """Lower confidence bound of a block's rate, from the spread of its (about five) sub-stretches."""
     assert block.rate is not None
-    return block.rate * (1 - 2 * (block.spread or 0.0) / math.sqrt(5))
+    return block.rate * (1 - _half_width(block))
+
+
+def upper_bound(block: BlockResult) -> float:
+    """Upper confidence bound of a block's rate, as ``lower_bound``."""
+    assert block.rate is not None
+    return block.rate * (1 + _half_width(block))
+
+
+def _half_width(block: BlockResult) -> float:
+    return 2 * (block.spread or 0.0) / math.sqrt(5)
 
 
 def pick_winner(blocks: Sequence[BlockResult]) -> BlockResult | None:

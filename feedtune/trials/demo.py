@@ -17,8 +17,7 @@ from shard_tools.units import format_bytes, format_count, format_seconds
 
 _PHOTOS = 2000
 _SHORT_SIDE = 256
-_BATCH = 32
-_MODEL = "tiny"
+_TRAINING: dict[str, Any] = {"model": "tiny", "batch_size": 16, "image_size": 128}
 _BUDGET_S = 75.0
 _TRIALS = 8
 
@@ -71,16 +70,14 @@ def _steps(
         tell(f"made {_PHOTOS:,} photographs in {format_seconds(time.monotonic() - start)}")
     document["pack"] = _pack(data, bulk / "shards", tell)
     tell(f"tuning a training of {nproc} ranks on the shards:")
-    command = vision_command(bulk / "shards", nproc=nproc, model=_MODEL, batch_size=_BATCH)
+    command = vision_command(bulk / "shards", nproc=nproc, **_TRAINING)
     options = TuneOptions(command, out=home / "tune", budget_s=_BUDGET_S, trials=_TRIALS)
     document["tune"] = tuned = tune(options, tell)
     tell(f"the same images resized to {_SHORT_SIDE} pixels, the same settings:")
     resize_photos(data, bulk / "small", _SHORT_SIDE)
     document["resized_pack"] = _pack(bulk / "small", bulk / "small-shards", tell)
     best = LoaderSettings.from_dict(tuned["best"]["settings"])
-    command = vision_command(
-        bulk / "small-shards", nproc=nproc, model=_MODEL, batch_size=_BATCH, settings=best
-    )
+    command = vision_command(bulk / "small-shards", nproc=nproc, settings=best, **_TRAINING)
     options = TuneOptions(
         command, out=home / "tune-resized", budget_s=_BUDGET_S, trials=1, pairs=2, fixed=_fixed(best)
     )

@@ -16,7 +16,7 @@ from feedtune.analysis.climb import DEFAULT_MAX_WORKERS, Space, make_space
 from feedtune.analysis.limits import Needs, broken_limit
 from feedtune.analysis.pacing import next_chunk, warmup_steps
 from feedtune.analysis.policy import POLICY
-from feedtune.analysis.stats import geometric_mean, paired_gain, pick_winner
+from feedtune.analysis.stats import geometric_mean, paired_gain, pick_winner, upper_bound
 from feedtune.launch.boot import BootFolder
 from feedtune.launch.policy import default_policy
 from feedtune.launch.trackers import without_trackers
@@ -83,9 +83,24 @@ def tune(options: TuneOptions, tell: Callable[[str], None]) -> dict[str, Any]:
             f"feedtune was started by {launcher} once a rank",
             f"put it in front: feedtune tune -- {launcher} ...",
         )
+    _check_out(options.out)
     run = RunDir.new(options.out, _name(options.command))
     with _terminable():
         return Tuning(options, run, tell).run()
+
+
+def _check_out(out: Path | None) -> None:
+    """Refuse run folders that would undo the write guard or break PYTHONPATH."""
+    if out is None:
+        return
+    path, cwd = Path(os.path.realpath(out)), Path.cwd()
+    if path == cwd or path in cwd.parents:
+        raise BadInput(
+            f"--out {out} holds the work folder, and the run folder is really written",
+            "name a folder of its own",
+        )
+    if os.pathsep in str(path):
+        raise BadInput(f"--out {out}: a '{os.pathsep}' in its path would split PYTHONPATH", "name another")
 
 
 def _name(command: Sequence[str]) -> str:
@@ -225,6 +240,8 @@ class Tuning:
     def _run(self, plan: BlockPlan) -> BlockResult:
         """Run a block, keep its result, and say a line."""
         result = self._with_starvation(self.session.run(plan))
+        if self.answer.hello["loader"]["iterable"] and plan.kind != "ceiling" and self.blocks:
+            result = replace(result, rereads=True)
         self._keep(result)
         return result
 
@@ -338,6 +355,10 @@ class Tuning:
             candidates = [b for b in candidates if b.settings != own]
         winner = pick_winner(candidates)
         if winner is None:
+            return
+        own_rates = [b.rate for b in self._candidates() if b.settings == own and b.rate]
+        if winner.settings != own and upper_bound(winner) < min(own_rates):
+            self.answer.beaten = True  # a confirmation could only confirm that it is slower
             return
         self.answer.winner = winner.settings
         rates: dict[str, list[float]] = {"A": [], "B": []}

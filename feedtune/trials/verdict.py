@@ -32,6 +32,7 @@ class Answer:
     uneven: bool = False
     interrupted: bool = False
     cut_short: bool = False
+    beaten: bool = False  # every candidate was clearly slower than the user's own settings
     note: str = ""
 
     @property
@@ -101,7 +102,7 @@ def decide(answer: Answer, blocks: Sequence[BlockResult], base_rate: float | Non
     starved = answer.starvation(base_rate)
     if starved is not None and starved < POLICY.gpu_bound:
         return "gpu_bound"
-    if answer.gain is None:
+    if answer.gain is None and not answer.beaten:
         return "failed"
     counts = {b.settings.num_workers for b in blocks if b.kind == "candidate" and b.measured}
     if starved is not None and starved >= POLICY.critical and len(counts) >= _WORKER_COUNTS_FOR_DATA_BOUND:
@@ -169,6 +170,8 @@ def _verdict(answer: Answer, outcome: Outcome, base_rate: float | None) -> str:
             f"No gain: no loader setting beats yours ({own}), and training still starves for "
             f"{_percent(starved)} of its time; preparing the data is the limit, not the loader."
         )
+    if outcome == "no_gain" and answer.gain is None:
+        return f"No gain, keep yours ({own}): every candidate was slower."
     if outcome == "no_gain" and answer.gain:
         gain = answer.gain
         return (

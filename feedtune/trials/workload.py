@@ -11,7 +11,13 @@ _EPOCHS = 1_000_000  # a trial is ended from outside
 
 
 def vision_command(
-    data: Path, *, nproc: int, model: str, batch_size: int, settings: LoaderSettings | None = None
+    data: Path,
+    *,
+    nproc: int,
+    model: str,
+    batch_size: int,
+    image_size: int = 224,
+    settings: LoaderSettings | None = None,
 ) -> list[str]:
     """The training on a folder or on shards, under torchrun where there are several ranks.
 
@@ -20,10 +26,11 @@ def vision_command(
         nproc: ranks.
         model: ``tiny``, ``resnet18`` or ``resnet50``.
         batch_size: samples a rank and step.
+        image_size: edge of the square that the model gets, in pixels.
         settings: loader settings to start with; ``None`` keeps torch's defaults.
     """
     words = ["-m", "feedtune.workloads.vision", "--data", str(data), "--model", model]
-    words += ["--batch-size", str(batch_size), "--epochs", str(_EPOCHS)]
+    words += ["--batch-size", str(batch_size), "--image-size", str(image_size), "--epochs", str(_EPOCHS)]
     if settings is not None:
         words += ["--num-workers", str(settings.num_workers)]
         words += ["--prefetch-factor", str(settings.prefetch_factor)] if settings.prefetch_factor else []
