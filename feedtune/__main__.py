@@ -1,0 +1,5 @@
+"""``python -m feedtune``."""
+
+from feedtune.cli import main
+
+main()
