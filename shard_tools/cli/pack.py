@@ -73,7 +73,7 @@ def _print_json(source: Path, destination: Path, result: PackResult) -> None:
             "source": str(source),
             "destination": str(destination),
             "kept_shards": result.kept,
-            "links": len(result.found.links),
+            "links": result.found.links,
             "not_packed": result.found.not_packed(),
             "manifest": asdict(result.manifest),
         }

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
+
+if TYPE_CHECKING:
+    from shard_tools.verify import Verification
 
 
 def verify(
@@ -21,9 +24,7 @@ def verify(
 
     Example: shard-tools verify /nvme/photos --against /data/photos
     """
-    from dataclasses import asdict
-
-    from shard_tools.console import Progress, print_json
+    from shard_tools.console import Progress
     from shard_tools.verify import verify as run
 
     progress = Progress("verify", unit="samples")
@@ -32,14 +33,7 @@ def verify(
     finally:
         progress.close()
     if as_json:
-        print_json(
-            {
-                "schema": "shard_tools.verify/1",
-                **asdict(result),
-                "whole": result.whole,
-                "identical": result.identical if against is not None else None,
-            }
-        )
+        _print_json(result, against)
     else:
         _print(result.samples, result.payload_bytes, result.shards, against)
         from shard_tools.cli.show import line, listing
@@ -51,6 +45,24 @@ def verify(
             line(f"whole: every digest of {folder} is right")
     if not result.whole:
         raise typer.Exit(1)
+
+
+def _print_json(result: Verification, against: Path | None) -> None:
+    from dataclasses import asdict
+
+    from shard_tools.console import print_json
+
+    named = against is not None
+    print_json(
+        {
+            "schema": "shard_tools.verify/1",
+            **asdict(result),
+            "compared": (result.compared or 0) if named else None,  # a damaged manifest lets none be compared
+            "problems": [{**asdict(problem), "file": problem.file or None} for problem in result.problems],
+            "whole": result.whole,
+            "identical": result.identical if named else None,
+        }
+    )
 
 
 def _print(samples: int, payload_bytes: int, shards: int, against: Path | None) -> None:
