@@ -1,0 +1,304 @@
+"""The control server: what is written once, what closes a connection, what concurrent ranks see."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+
+import pytest
+
+from feedtune.inside.client import Client, ControlLost
+from feedtune.records import BlockPlan
+from feedtune.settings import LoaderSettings
+from feedtune.trials.server import MAX_LINE, ControlServer
+
+PATIENCE_S = 30.0  # only a failing test waits so long
+
+
+def plan(k: int, workers: int = 1) -> BlockPlan:
+    return BlockPlan(k, "candidate", LoaderSettings(workers), warmup=2, cycle=1, target_s=1.0, max_s=8.0)
+
+
+class Rule:
+    """Counts how often it is asked; each answer is another one."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+
+    def __call__(self, plan, step, pauses, pace_s, elapsed_s) -> int:
+        self.calls.append((plan.k, step, set(pauses), pace_s, elapsed_s))
+        return len(self.calls) * 10
+
+
+@pytest.fixture
+def rule() -> Rule:
+    return Rule()
+
+
+@pytest.fixture
+def server(rule):
+    server = ControlServer("right", rule)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def connect(server):
+    clients = []
+
+    def make(token: str = "right") -> Client:
+        clients.append(Client("127.0.0.1", server.port, token))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+def hello(client: Client, rank: int = 0, start: int = 1, number: int = 0, rivals=()) -> dict:
+    return client.ask(
+        {
+            "type": "hello",
+            "rank": rank,
+            "world": 2,
+            "start": start,
+            "loader": {"number": number},
+            "rivals": list(rivals),
+        }
+    )
+
+
+def mark(client: Client, k: int, number: int, step: int) -> int:
+    message = {"type": "mark", "k": k, "mark": number, "step": step, "pace_s": 0.1, "elapsed_s": 1.0}
+    return client.ask(message)["go"]
+
+
+def test_a_plan_is_written_once(server, connect) -> None:
+    server.publish(plan(0, workers=2))
+    server.publish(plan(0, workers=9))
+    client = connect()
+    hello(client)
+    answer = client.ask({"type": "plan", "k": 0, "rank": 0})
+    assert answer == {**plan(0, workers=2).as_dict(), "kind": "candidate"}
+    server.publish_end(0)
+    assert client.ask({"type": "plan", "k": 0, "rank": 0})["kind"] == "candidate"
+
+
+def test_the_first_question_of_a_start_gets_the_block_of_the_day(server, connect) -> None:
+    for k in range(3):
+        server.publish(plan(k))
+    client = connect()
+    hello(client)
+    assert client.ask({"type": "plan", "k": None, "rank": 0})["k"] == 2
+
+
+def test_a_rank_waits_for_a_plan_that_is_not_there_yet(server, connect) -> None:
+    server.publish(plan(0))
+    client = connect()
+    hello(client)
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(client.ask({"type": "plan", "k": 1, "rank": 0})))
+    thread.start()
+    state = server.start_state(1)
+    assert server.wait(lambda: state.asked.get(0) == 1, PATIENCE_S)
+    assert not answers
+    server.publish(plan(1, workers=5))
+    thread.join(PATIENCE_S)
+    assert answers[0]["settings"]["num_workers"] == 5
+    assert server.wait(lambda: 0 not in state.asked, PATIENCE_S)
+
+
+def test_the_first_answer_to_a_mark_is_the_answer_of_all(server, connect, rule) -> None:
+    server.publish(plan(0))
+    one, two = connect(), connect()
+    hello(one, 0)
+    hello(two, 1)
+    assert mark(one, 0, 0, 20) == 10
+    assert mark(two, 0, 0, 21) == 10
+    assert mark(two, 0, 1, 30) == 20
+    assert mark(one, 0, 1, 29) == 20
+    assert [call[1] for call in rule.calls] == [20, 30]
+
+
+def test_a_rank_of_a_later_start_gets_the_same_answers(server, connect, rule) -> None:
+    server.publish(plan(0))
+    one = connect()
+    hello(one)
+    assert mark(one, 0, 0, 20) == 10
+    again = connect()
+    hello(again, start=2)
+    assert mark(again, 0, 0, 25) == 10
+    assert len(rule.calls) == 1
+
+
+def test_pauses_of_all_ranks_reach_the_rule(server, connect, rule) -> None:
+    server.publish(plan(0))
+    server.publish(plan(1))
+    one, two = connect(), connect()
+    hello(one, 0)
+    hello(two, 1)
+    one.send({"type": "pause", "k": 0, "step": 4})
+    two.send({"type": "pause", "k": 0, "step": 9})
+    one.send({"type": "pause", "k": 1, "step": 5})
+    mark(one, 1, 0, 20)
+    mark(two, 0, 0, 20)  # each connection is read in its order: both pauses of block 0 have been seen
+    assert rule.calls[0][2] == {5}
+    assert rule.calls[1][2] == {4, 9}
+
+
+def test_many_ranks_at_once_get_one_answer_a_mark(server, connect, rule) -> None:
+    server.publish(plan(0))
+    together = threading.Barrier(8)
+    answers: dict[int, list[int]] = {}
+
+    def rank(number: int) -> None:
+        client = connect()
+        hello(client, number)
+        together.wait(PATIENCE_S)
+        answers[number] = [mark(client, 0, j, 20 + number) for j in range(20)]
+        client.send({"type": "result", "k": 0, "rank": number})
+        client.send({"type": "done", "rank": number})
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len(answers) == 8
+    assert all(got == answers[0] for got in answers.values())
+    assert answers[0] == [10 * (j + 1) for j in range(20)]
+    assert len(rule.calls) == 20
+    state = server.start_state(1)
+    assert server.wait(lambda: state.done == set(range(8)), PATIENCE_S)
+    assert set(state.results) == {(0, number) for number in range(8)}
+    assert set(state.hellos) == set(range(8))
+
+
+def test_starts_are_kept_apart(server, connect) -> None:
+    one, two = connect(), connect()
+    hello(one, 0, start=1)
+    hello(two, 0, start=2)
+    one.send({"type": "fail", "k": 0, "rank": 0, "text": "late word of a dead start"})
+    assert server.wait(lambda: bool(server.start_state(1).failures), PATIENCE_S)
+    assert server.start_state(2).failures == []
+
+
+def test_of_two_training_loaders_the_one_that_waits_longer_is_chosen(server, connect) -> None:
+    client = connect()
+    rivals = [[0, 0.1], [3, 2.5]]
+    assert hello(client, number=0, rivals=rivals) == {"ok": True, "loader": 3}
+    assert server.start_state(1).hellos == {}
+    assert hello(client, number=3, rivals=rivals) == {"ok": True, "loader": 3}
+    # The choice stands, whatever another rank has measured.
+    assert hello(connect(), rank=1, number=0, rivals=[[0, 9.0], [3, 1.0]])["loader"] == 3
+    assert set(server.start_state(1).hellos) == {0}
+
+
+def test_one_training_loader_is_taken_as_it_is(connect) -> None:
+    assert hello(connect(), rivals=[[0, 0.1]]) == {"ok": True}
+
+
+def raw(server) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
+    connection.settimeout(PATIENCE_S)
+    return connection
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:  # it was closed with our bytes unread
+        return True
+
+
+HELLO = {"type": "hello", "rank": 0, "world": 1, "start": 1, "loader": {"number": 0}}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        json.dumps({**HELLO, "token": "wrong"}).encode(),
+        json.dumps({**HELLO, "token": ""}).encode(),
+        json.dumps({**HELLO, "token": 7}).encode(),
+        json.dumps(HELLO).encode(),
+        b"[1, 2]",
+        b'"right"',
+        b"GET / HTTP/1.1",
+        b"\x80\x04\x95\xff",
+        b"",
+    ],
+)
+def test_a_line_without_the_token_closes_its_connection(server, connect, line) -> None:
+    with raw(server) as connection:
+        connection.sendall(line + b"\n")
+        assert is_closed(connection)
+    assert server.start_state(1).hellos == {}
+    assert hello(connect()) == {"ok": True}  # others are served as before
+
+
+def test_a_wrong_token_is_the_end_for_a_client(connect) -> None:
+    with pytest.raises(ControlLost):
+        hello(connect("wrong"))
+
+
+def test_a_line_above_the_limit_closes_its_connection(server, connect) -> None:
+    message = json.dumps({**HELLO, "token": "right", "pad": "x" * MAX_LINE}).encode() + b"\n"
+    with raw(server) as connection:
+        connection.settimeout(PATIENCE_S)
+        try:
+            connection.sendall(message)
+        except OSError:
+            pass  # it was closed while we wrote
+        else:
+            assert is_closed(connection)
+    assert server.start_state(1).hellos == {}
+    assert hello(connect()) == {"ok": True}
+
+
+def test_a_client_does_not_send_such_a_line(connect) -> None:
+    with pytest.raises(ValueError, match="control message"):
+        connect().send({"type": "fail", "text": "x" * MAX_LINE})
+
+
+def test_an_unknown_message_is_a_sign_of_life(server, connect) -> None:
+    client = connect()
+    client.send({"type": "beat", "doing": "save"})
+    assert hello(client) == {"ok": True}
+    client.send({"type": "beat", "doing": "save"})
+    state = server.start_state(1)
+    assert server.wait(lambda: state.doing == "save", PATIENCE_S)
+
+
+def test_closing_wakes_the_ranks_that_wait(server, connect) -> None:
+    server.publish(plan(0))
+    client = connect()
+    hello(client)
+    caught = []
+
+    def ask() -> None:
+        try:
+            client.ask({"type": "plan", "k": 1, "rank": 0})
+        except ControlLost as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    state = server.start_state(1)
+    assert server.wait(lambda: state.asked.get(0) == 1, PATIENCE_S)
+    server.close()
+    thread.join(PATIENCE_S)
+    assert len(caught) == 1
+
+
+def test_a_child_that_drops_its_copy_leaves_the_connection_open(connect) -> None:
+    client = connect()
+    copy = Client.__new__(Client)
+    copy._token, copy._socket = "right", socket.socket(fileno=client._socket.dup().detach())
+    copy._file = copy._socket.makefile("rb")
+    copy.close()
+    assert hello(client) == {"ok": True}
+
+
+def test_only_loopback_listens(server) -> None:
+    assert server._listener.getsockname()[0] == "127.0.0.1"
