@@ -1,0 +1,197 @@
+"""From what was measured to the answer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from feedtune.analysis.climb import make_space
+from feedtune.analysis.stats import Gain
+from feedtune.records import BlockResult
+from feedtune.settings import LoaderSettings
+from feedtune.trials.verdict import Answer, Facts, decide, document
+
+OWN = LoaderSettings(0)
+BEST = LoaderSettings(8, 4)
+PROVEN = Gain(2.0, 1.9, 2.1)
+NOTHING = Gain(1.004, 0.98, 1.03)
+FACTS = Facts(
+    machine={"cores": 2},
+    command=["python", "train.py"],
+    run="/runs/1",
+    starts=1,
+    seconds=42.12345,
+    guard="overlay",
+    guard_notes=[],
+    trackers=["MLflow"],
+    cloned=False,
+)
+HELLO = {
+    "world": 2,
+    "loader": {
+        "number": 0,
+        "trained": True,
+        "epoch_steps": 100,
+        "persistent_workers": False,
+        "site": "t.py:3",
+    },
+}
+
+
+def block(
+    settings: LoaderSettings, rate: float | None = 10.0, kind: str = "candidate", **changes
+) -> BlockResult:
+    return replace(BlockResult(0, kind, settings, rate=rate, steps=12, seconds=1.2, edge_s=0.01), **changes)
+
+
+def blocks() -> list[BlockResult]:
+    return [block(OWN, 10.0, "baseline"), *(block(LoaderSettings(w), 10.0 + w) for w in (0, 2, 4, 8))]
+
+
+def answer(**changes) -> Answer:
+    values = {
+        "hello": HELLO,
+        "own": OWN,
+        "space": make_space(OWN, cuda=False, cores_per_rank=2),
+        "ceilings": {False: 40.0},
+        "winner": BEST,
+        "baseline_rate": 10.0,
+        "winner_rate": 20.0,
+        "gain": PROVEN,
+    }
+    return Answer(**{**values, **changes})
+
+
+def decided(**changes) -> dict:
+    return document(answer(**changes), blocks(), FACTS)
+
+
+def test_a_gain() -> None:
+    found = decided()
+    assert found["outcome"] == "gain"
+    assert found["best"] == {"settings": BEST.as_dict(), "rate": 20.0, "starvation": 0.5}
+    assert found["baseline"] == {"settings": OWN.as_dict(), "rate": 10.0, "starvation": 0.75}
+    assert found["gain"] == {"ratio": 2.0, "low": 1.9, "high": 2.1}
+    assert found["snippet"] == "DataLoader(..., num_workers=8, prefetch_factor=4, pin_memory=False)"
+    assert "2.00x" in found["verdict"]
+    assert "1.90 to 2.10" in found["verdict"]
+    assert "20.00 instead of 10.00" in found["verdict"]
+    assert "50.0% instead of 75.0%" in found["verdict"]
+
+
+def test_no_gain_keeps_what_the_user_has() -> None:
+    found = decided(gain=NOTHING, ceilings={False: 10.5})
+    assert found["outcome"] == "no_gain"
+    assert found["gain"] is None
+    assert found["compared"] == {"ratio": 1.004, "low": 0.98, "high": 1.03}
+    assert found["best"] == found["baseline"]
+    assert found["snippet"] == "DataLoader(..., num_workers=0, pin_memory=False)"
+    assert "keep yours" in found["verdict"]
+
+
+def test_a_ratio_that_is_sure_but_not_worth_it_is_no_gain() -> None:
+    assert decided(gain=Gain(1.015, 1.01, 1.02), ceilings={False: 10.5})["outcome"] == "no_gain"
+
+
+def test_data_bound_needs_a_search_that_looked() -> None:
+    found = decided(gain=NOTHING)
+    assert found["outcome"] == "data_bound"
+    assert found["gain"] is None
+    assert found["best"]["settings"] == OWN.as_dict()
+    assert any("shard-tools pack" in line for line in found["advice"])
+    few = [block(OWN, 10.0, "baseline"), block(LoaderSettings(2)), block(LoaderSettings(2, 4))]
+    assert document(answer(gain=NOTHING), few, FACTS)["outcome"] == "no_gain"
+
+
+def test_gpu_bound_before_any_search() -> None:
+    found = decided(gain=None, winner=None, winner_rate=None, baseline_rate=None, ceilings={False: 10.1})
+    assert found["outcome"] == "gpu_bound"
+    assert found["best"] == found["baseline"]
+    assert found["baseline"]["rate"] == 10.0
+    assert "99.0%" in found["verdict"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gain": None, "interrupted": True},
+        {"gain": None, "note": "the confirmation failed (hang): no sign of life"},
+        {"gain": None, "winner": None},
+    ],
+)
+def test_no_answer_is_failed(changes) -> None:
+    found = decided(baseline_rate=None, winner_rate=None, **changes)
+    assert found["outcome"] == "failed"
+    assert found["gain"] is None
+    assert found["compared"] is None
+    assert found["verdict"].startswith("No answer: ")
+
+
+def test_a_baseline_that_never_was_is_failed() -> None:
+    failed = block(OWN, None, "baseline", state="failed", reason="hang")
+    found = document(Answer(hello=HELLO, own=OWN), [failed], FACTS)
+    assert found["outcome"] == "failed"
+    assert found["baseline"]["rate"] is None
+
+
+def test_an_empty_answer_still_makes_a_document() -> None:
+    found = document(Answer(interrupted=True), [], FACTS)
+    assert found["outcome"] == "failed"
+    assert (found["baseline"], found["best"], found["snippet"]) == (None, None, None)
+    assert "interrupted" in found["verdict"]
+
+
+def test_an_interruption_after_the_interval_keeps_the_answer() -> None:
+    assert decided(interrupted=True)["outcome"] == "gain"
+    assert decide(answer(interrupted=True, gain=None), blocks(), 10.0) == "failed"
+
+
+@pytest.mark.parametrize(
+    ("ceilings", "rate", "kind"),
+    [
+        ({False: 30.0, True: 40.0}, 40.0, "pinned"),
+        ({False: 40.0, True: 30.0}, 40.0, "pageable"),
+        ({False: 40.0, True: None}, 40.0, "pageable"),
+        ({False: None}, None, None),
+        ({}, None, None),
+    ],
+)
+def test_the_ceiling_is_the_higher_of_both(ceilings, rate, kind) -> None:
+    found = decided(ceilings=ceilings)["ceiling"]
+    assert (found["rate"], found["kind"]) == (rate, kind)
+    assert (found["pinned"], found["pageable"]) == (ceilings.get(True), ceilings.get(False))
+
+
+def test_without_a_ceiling_starvation_is_unknown_and_not_zero() -> None:
+    found = decided(ceilings={})
+    assert found["baseline"]["starvation"] is None
+    assert "unknown" in found["verdict"]
+
+
+def test_the_edge_is_spread_over_the_epoch() -> None:
+    found = document(answer(), [*blocks(), block(BEST, 20.0, "confirm", edge_s=1.25)], FACTS)
+    assert found["edge"]["seconds"] == 1.25
+    assert found["edge"]["share"] == pytest.approx(0.2)  # 1.25 s beside 100 steps at 20 a second
+    assert found["edge"]["rate_with_edges"] == pytest.approx(16.0)
+    assert any("persistent_workers=True" in line for line in found["advice"])
+
+
+def test_a_loader_that_keeps_its_workers_gets_no_such_advice() -> None:
+    hello = {"world": 2, "loader": {**HELLO["loader"], "persistent_workers": True}}
+    found = document(answer(hello=hello), [*blocks(), block(BEST, 20.0, "confirm", edge_s=1.25)], FACTS)
+    assert not any("persistent_workers" in line for line in found["advice"])
+
+
+def test_excluded_settings_and_a_short_budget_are_said() -> None:
+    out = block(LoaderSettings(64), None, state="excluded", reason="shm", detail="160 MB of 67.1 MB free")
+    found = document(answer(cut_short=True), [*blocks(), out], FACTS)
+    assert any("160 MB of 67.1 MB" in line for line in found["advice"])
+    assert any("--budget" in line for line in found["advice"])
+
+
+def test_every_document_is_json() -> None:
+    for changes in ({}, {"gain": NOTHING}, {"gain": None, "interrupted": True}, {"ceilings": {}}):
+        found = decided(**changes)
+        assert json.loads(json.dumps(found, allow_nan=False)) == found
