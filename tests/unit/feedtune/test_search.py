@@ -1,0 +1,78 @@
+"""The study: the climb first, the sampler after it, everything kept in a journal."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from feedtune.analysis.climb import make_space
+from feedtune.records import BlockResult
+from feedtune.search import Search
+from feedtune.settings import LoaderSettings
+
+OWN = LoaderSettings(0)
+
+
+def search_all(folder, rate_of, trials: int = 40, own: LoaderSettings = OWN, **changes) -> Search:
+    space = make_space(own, **{"cuda": False, "cores_per_rank": 2, "max_workers": 8, **changes})
+    search = Search(folder / "study.journal", space, own)
+    for k in range(trials):
+        settings = search.ask()
+        if settings is None:
+            break
+        assert space.contains(settings)
+        assert settings not in search.rates
+        rate = rate_of(settings)
+        if rate is None:
+            result = BlockResult(k, "candidate", settings, state="failed", reason="hang")
+        else:
+            result = BlockResult(k, "candidate", settings, rate=rate)
+        search.tell(settings, result)
+    return search
+
+
+def test_the_users_own_come_first_and_nothing_comes_twice(tmp_path) -> None:
+    search = search_all(tmp_path, lambda s: 10.0 + s.num_workers)
+    assert next(iter(search.rates)) == OWN
+    assert max(search.rates, key=search.rates.get).num_workers == 8
+
+
+def test_a_space_of_one_is_asked_for_once(tmp_path) -> None:
+    search = search_all(tmp_path, lambda _: 5.0, fixed={"num_workers": 0})
+    assert list(search.rates) == [OWN]
+
+
+def test_failures_and_exclusions_are_told_and_not_asked_for_again(tmp_path) -> None:
+    search = search_all(tmp_path, lambda s: None if s.num_workers > 2 else 10.0)
+    assert {rate for s, rate in search.rates.items() if s.num_workers > 2} == {None}
+
+
+def test_every_trial_stands_in_the_journal(tmp_path) -> None:
+    search = search_all(tmp_path, lambda s: 10.0 + s.num_workers, trials=6)
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    journal = tmp_path / "study.journal"
+    study = optuna.load_study(study_name="feedtune", storage=JournalStorage(JournalFileBackend(str(journal))))
+    done = [t for t in study.trials if t.value is not None]
+    assert [t.value for t in done] == [rate for rate in search.rates.values() if rate]
+    assert [t.user_attrs["block"] for t in done] == list(range(6))
+    assert all(json.loads(line) for line in journal.read_text().splitlines())
+
+
+def test_excluded_settings_are_a_constraint(tmp_path) -> None:
+    space = make_space(OWN, cuda=False, cores_per_rank=2)
+    search = Search(tmp_path / "study.journal", space, OWN)
+    settings = search.ask()
+    out = BlockResult(-1, "candidate", settings, state="excluded", reason="shm", detail="too much")
+    search.tell(settings, out)
+    assert search.rates == {settings: None}
+    assert search.ask() != settings
+
+
+@pytest.mark.parametrize("own", [LoaderSettings(5, 3), LoaderSettings(10, 16)])
+def test_settings_off_the_ladders_are_in_the_space(tmp_path, own) -> None:
+    search = search_all(tmp_path, lambda s: 1.0 + s.num_workers, own=own)
+    assert next(iter(search.rates)) == own
