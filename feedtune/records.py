@@ -14,7 +14,7 @@ BlockKind = Literal["baseline", "ceiling", "probe", "candidate", "confirm"]
 BlockState = Literal["ok", "failed", "excluded", "unstable"]
 Reason = Literal[
     "script_ended", "script_failed", "loader_failed", "hang", "too_few_steps", "ranks_diverged",
-    "opened_in_main", "ram", "shm", "descriptors", "spread",
+    "opened_in_main", "ram", "shm", "descriptors", "spread", "above_bound",
 ]  # fmt: skip
 Outcome = Literal["gain", "no_gain", "gpu_bound", "data_bound", "failed"]
 
@@ -81,7 +81,11 @@ class BlockResult:
         spread: coefficient of variation of the rate over sub-stretches of whole cycles.
         starvation: ``1 - rate / ceiling``; ``None`` before the ceiling is known.
         wait_share: share of the measured time in which the slowest rank waited in ``next()``.
-        edge_s: creation of the workers to the first batch, minus one steady step.
+        edge_s: what starting the workers costs: creation to the end of the warm-up, minus what its steps
+            take at the steady rate.
+        rate_with_edges: the rate over an epoch of the script, worker starts included; equal to ``rate`` where
+            the script keeps its workers or has none.
+        worker_s: time that a worker takes to fetch and collate one batch, measured in the workers.
         rereads: the block saw data that an earlier block had read (iterable datasets restart).
         elements: mean tensor elements a batch.
         tags: how often each kind of excluded stretch was cut out.
@@ -100,6 +104,8 @@ class BlockResult:
     starvation: float | None = None
     wait_share: float | None = None
     edge_s: float | None = None
+    rate_with_edges: float | None = None
+    worker_s: float | None = None
     rereads: bool = False
     elements: float | None = None
     detail: str = ""
@@ -119,3 +125,8 @@ class BlockResult:
     def measured(self) -> bool:
         """Whether the block has a rate to work with."""
         return self.rate is not None and self.state in ("ok", "unstable")
+
+    @property
+    def speed(self) -> float:
+        """What settings are compared by: the rate over an epoch, worker starts included; 0 without one."""
+        return self.rate_with_edges or self.rate or 0.0

@@ -10,10 +10,13 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from feedtune.analysis.climb import Space, next_seed
+from feedtune.analysis.policy import POLICY
 from feedtune.records import BlockResult
 from feedtune.settings import LoaderSettings
 
 _TRIES_FOR_NEW = 20  # the space is small: a sampler that only repeats itself has seen it all
+
+_PATIENCE = 2  # sampled settings in vain, after the climb has found its place
 
 
 class Search:
@@ -40,12 +43,15 @@ class Search:
         )
         self._trial: optuna.Trial | None = None
         self._queued: LoaderSettings | None = None
+        self._in_vain = 0  # sampled settings in a row that did not beat the best
 
     def ask(self) -> LoaderSettings | None:
         """New settings to measure, or ``None`` when nothing is left to try."""
         self._queued = next_seed(self.space, self.own, self.rates)
         if self._queued is not None:
             self._study.enqueue_trial(self._params(self._queued))
+        elif self._in_vain >= _PATIENCE:
+            return None
         for _ in range(_TRIES_FOR_NEW):
             trial = self._study.ask()
             settings = self._suggest(trial)
@@ -64,8 +70,12 @@ class Search:
         trial.set_user_attr("state", result.state)
         if result.state == "excluded":
             trial.set_constraint(result.reason or "excluded", 1.0)
-        rate = result.rate if result.measured else None
+        rate = result.speed if result.measured else None
+        best = max((known for known in self.rates.values() if known), default=0.0)
         self.rates[settings] = rate
+        if self._queued is None:
+            better = rate is not None and rate > best * (1 + POLICY.near_best)
+            self._in_vain = 0 if better else self._in_vain + 1
         if rate is None:
             self._study.tell(trial, state=TrialState.FAIL)
         else:

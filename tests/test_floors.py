@@ -16,7 +16,7 @@ FLOORS = {
     "shard_tools.tar_store": 2, "shard_tools.lmdb_store": 2,
     "shard_tools.pack": 3, "shard_tools.verify": 3, "shard_tools.convert": 3, "shard_tools.stage": 3,
     "shard_tools.engines": 3, "shard_tools.read": 3,
-    "shard_tools.cli": 4,
+    "shard_tools.cli": 4, "shard_tools.__main__": 5,
     "feedtune.settings": -1, "feedtune.records": 0,
     "feedtune.rundir": 1, "feedtune.config": 1, "feedtune.machine": 1,
     "feedtune.inside": 2, "feedtune.workloads": 2, "feedtune.beside": 2, "feedtune.probes": 2,
@@ -24,7 +24,7 @@ FLOORS = {
     "feedtune.launch": 4, "feedtune.trials": 4, "feedtune.search": 4,
     "feedtune.scale": 4, "feedtune.diagnose": 4,
     "feedtune.report": 5,
-    "feedtune.cli": 6,
+    "feedtune.cli": 6, "feedtune.__main__": 7,
 }  # fmt: skip
 # Rooms of one floor that still see each other, in this one direction.
 SIDEWAYS = {
@@ -80,7 +80,7 @@ def top_level_ok(module: str, target: str) -> bool:
 
 @pytest.mark.parametrize(("module", "path"), modules().items(), ids=lambda value: str(value))
 def test_imports_go_down_only(module: str, path: Path) -> None:
-    if room(module) not in ("feedtune", "shard_tools") and "__main__" not in module:
+    if room(module) not in ("feedtune", "shard_tools"):
         assert room(module) in FLOORS, f"{module} lies in no known room"
     bad = sorted(t for t in imports(module, path) if not top_level_ok(module, t))
     assert not bad, f"{module} imports upwards: {bad}"

@@ -30,12 +30,14 @@ class RankBlock:
         start_s: the plan had arrived (the rank's clock).
         end_s: the loop had asked for the batch after the last one.
         first_step: the rank's own count of steps when the block began.
+        worker_s: mean time of a batch in one of its workers; ``None`` where it was not measured.
     """
 
     records: Sequence[StepRecord]
     start_s: float
     end_s: float
     first_step: int
+    worker_s: float | None = None
 
     def edge(self, step: int) -> float:
         """When step ``step`` began; for the step after the last, the end of the block."""
@@ -71,6 +73,22 @@ def measure_block(plan: BlockPlan, ranks: Mapping[int, RankBlock]) -> BlockResul
         detail = f"{total} steps, of which {measured} in whole cycles of {plan.cycle} after the warm-up"
         return replace(result, state="failed", reason="too_few_steps", detail=detail)
     return _rates(result, ranks, stretches, plan)
+
+
+def with_edges(result: BlockResult, epoch_steps: int | None, persistent: bool) -> BlockResult:
+    """The block with its rate over an epoch: a loader that starts its workers anew pays for them each time.
+
+    Args:
+        result: a measured block.
+        epoch_steps: batches of one epoch; ``None`` where the loader cannot tell.
+        persistent: whether the script keeps its workers over epochs.
+    """
+    if not result.rate or result.edge_s is None or persistent or not epoch_steps:
+        return result
+    if result.settings.num_workers == 0:
+        return result
+    seconds = epoch_steps / result.rate + result.edge_s
+    return replace(result, rate_with_edges=epoch_steps / seconds)
 
 
 def clean_stretches(total: int, pauses: Sequence[int], warmup: int, cycle: int) -> list[tuple[int, int]]:
@@ -112,7 +130,8 @@ def _rates(
         sum(r.return_s - r.enter_s for b, e in stretches for r in block.records[b:e]) / seconds
         for block in ranks.values()
     ]
-    edge = max(block.records[0].return_s - block.start_s for block in ranks.values()) - 1 / rate
+    begin = stretches[0][0]
+    edge = max(block.edge(begin) - block.start_s for block in ranks.values()) - begin / rate
     result = replace(
         result,
         steps=steps,
@@ -121,8 +140,15 @@ def _rates(
         spread=spread,
         wait_share=max(waits),
         edge_s=max(edge, 0.0),
+        rate_with_edges=rate,
+        worker_s=max((b.worker_s for b in ranks.values() if b.worker_s), default=None),
         elements=fmean(r.elements for block in ranks.values() for r in block.records),
     )
+    bound = plan.settings.num_workers / result.worker_s if result.worker_s else math.inf
+    if rate > (1 + POLICY.above_bound) * bound:
+        # The workers cannot have made so many: the stretch began with batches that were left over.
+        detail = f"{rate:.2f} steps/s, and the workers bound it to {bound:.2f}"
+        return replace(result, state="failed", reason="above_bound", detail=detail)
     if result.state == "ok" and spread is not None and spread > POLICY.unstable:
         result = replace(result, state="unstable", reason="spread")
     return result

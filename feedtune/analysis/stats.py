@@ -47,14 +47,12 @@ def paired_gain(baseline: Sequence[float], candidate: Sequence[float]) -> Gain:
 
 def lower_bound(block: BlockResult) -> float:
     """Lower confidence bound of a block's rate, from the spread of its (about five) sub-stretches."""
-    assert block.rate is not None
-    return block.rate * (1 - _half_width(block))
+    return block.speed * (1 - _half_width(block))
 
 
 def upper_bound(block: BlockResult) -> float:
     """Upper confidence bound of a block's rate, as ``lower_bound``."""
-    assert block.rate is not None
-    return block.rate * (1 + _half_width(block))
+    return block.speed * (1 + _half_width(block))
 
 
 def _half_width(block: BlockResult) -> float:
@@ -62,17 +60,15 @@ def _half_width(block: BlockResult) -> float:
 
 
 def pick_winner(blocks: Sequence[BlockResult]) -> BlockResult | None:
-    """The cheapest settings whose lower bound is within 2 % of the best rate; the best where none is.
+    """The cheapest settings whose lower bound is within 2 % of the best lower bound.
 
-    Settings that were measured more than once stand with their mean.
+    Lower bounds on both sides: the highest rate of all is the one that noise has helped most.
     """
-    measured = [b for b in blocks if b.measured and b.rate]
+    measured = [b for b in blocks if b.measured]
     if not measured:
         return None
-    best = max(measured, key=lambda b: b.rate or 0.0)
-    floor = (best.rate or 0.0) * (1 - POLICY.near_best)
-    good = [b for b in measured if lower_bound(b) >= floor]
-    return min(good, key=lambda b: b.settings.cost) if good else best
+    floor = max(map(lower_bound, measured)) * (1 - POLICY.near_best)
+    return min((b for b in measured if lower_bound(b) >= floor), key=lambda b: b.settings.cost)
 
 
 def geometric_mean(values: Sequence[float]) -> float:

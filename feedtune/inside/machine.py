@@ -118,6 +118,8 @@ class Machine:
             block.enter(enter, tag)
             if block.step == block.plan["warmup"]:
                 self._synchronize()
+                if block.source is not None:
+                    block.source.measure_from_here()
                 enter = time.monotonic()
         if block is None or (block.step >= block.stop_at and not self._go_on(block)):
             block = self._change_block()
@@ -219,6 +221,7 @@ class Machine:
         if block is None:
             return
         end = time.monotonic()
+        worker_s = block.source.worker_seconds() if block.source is not None else None
         if block.source is not None:
             block.source.close()
         swap_s = time.monotonic() - end
@@ -237,6 +240,7 @@ class Machine:
                 "swap_s": swap_s,
                 "first_step": block.first_step,
                 "partial": partial,
+                "worker_s": worker_s,
                 "cloned": bool(block.player and block.player.cloning),
                 "cached": len(self._cache.batches) if self._cache is not None else 0,
                 "sizes": self._sizes,

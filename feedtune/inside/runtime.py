@@ -290,6 +290,6 @@ def _describe(watched: Watched, runtime: Runtime) -> dict[str, Any]:
         "trained": watched.watch.trained > 0,
         "open_files": runtime.open_files,
         "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        "cuda": torch.cuda.is_initialized(),
+        "cuda": torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]  # torch's own gap
         "torch": str(torch.__version__),
     }

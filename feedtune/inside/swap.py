@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 from .feed import Feed
+from .probe import WorkerClock, forks
 
 
 def make_copy(loader: Any, settings: dict[str, Any], feed: Feed | None, dataset: Any) -> Any:
@@ -62,6 +63,11 @@ class Source:
         self, loader_class: Any, loader: Any, settings: dict[str, Any], feed: Feed | None, dataset: Any
     ) -> None:
         self._loader = make_copy(loader, settings, feed, dataset)
+        self._clock: WorkerClock | None = None
+        self._clock_start = (0, 0.0)
+        if settings["num_workers"] and forks(self._loader):
+            self._clock = WorkerClock(settings["num_workers"], loader.worker_init_fn)
+            self._loader.__dict__["worker_init_fn"] = self._clock
         self._feed = feed
         self._cls = loader_class
         self._iterator: Any = None
@@ -82,6 +88,19 @@ class Source:
         if self._feed is not None:
             self._feed.deliver()
         return batch
+
+    def measure_from_here(self) -> None:
+        """The warm-up is over: worker times count from now on."""
+        if self._clock is not None:
+            self._clock_start = self._clock.read()
+
+    def worker_seconds(self) -> float | None:
+        """Mean time of a batch in a worker since the warm-up; ``None`` where it was not measured."""
+        if self._clock is None:
+            return None
+        batches, seconds = self._clock.read()
+        count = batches - self._clock_start[0]
+        return (seconds - self._clock_start[1]) / count if count else None
 
     def close(self) -> None:
         """End the workers; what they had in flight returns to the feed."""

@@ -220,7 +220,7 @@ class Session:
     def _rank_block(self, k: int, rank: int, end: Mapping[str, Any]) -> RankBlock:
         lines, self._offsets[rank] = self.run_dir.read_steps(rank, self._offsets.get(rank, 0))
         records = [StepRecord(*line[1:]) for line in lines if line[0] == k]
-        return RankBlock(records, end["start_s"], end["end_s"], end["first_step"])
+        return RankBlock(records, end["start_s"], end["end_s"], end["first_step"], end["worker_s"])
 
     def finish(self) -> None:
         """Let all ranks end their workers, then end the tree."""

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from feedtune.analysis.blocks import with_edges
 from feedtune.analysis.climb import DEFAULT_MAX_WORKERS, Space, make_space
 from feedtune.analysis.limits import Needs, broken_limit
 from feedtune.analysis.pacing import next_chunk, warmup_steps
 from feedtune.analysis.policy import POLICY
-from feedtune.analysis.stats import geometric_mean, paired_gain, pick_winner, upper_bound
+from feedtune.analysis.stats import paired_gain, pick_winner, upper_bound
 from feedtune.launch.boot import BootFolder
 from feedtune.launch.policy import default_policy
 from feedtune.launch.trackers import without_trackers
@@ -134,6 +135,7 @@ class Tuning:
         self.machine: Machine = read_machine()
         self.blocks: list[BlockResult] = []
         self.answer = Answer()
+        self._costs: dict[LoaderSettings, float] = {}  # seconds of the latest block, swap included
         run_id = secrets.token_hex(8)
         self.server = ControlServer(token := secrets.token_hex(32), next_chunk)
         self.boot = BootFolder(
@@ -239,9 +241,17 @@ class Tuning:
 
     def _run(self, plan: BlockPlan) -> BlockResult:
         """Run a block, keep its result, and say a line."""
-        result = self._with_starvation(self.session.run(plan))
-        if self.answer.hello["loader"]["iterable"] and plan.kind != "ceiling" and self.blocks:
-            result = replace(result, rereads=True)
+        begun = time.monotonic()
+        result = self.session.run(plan)
+        if result.reason == "above_bound":  # an error of measurement, not of the settings: once more, longer
+            self._keep(result)
+            result = self.session.run(replace(plan, target_s=2 * plan.target_s))
+        result = self._with_starvation(result)
+        loader = self.answer.hello["loader"]
+        if plan.kind != "ceiling":
+            result = with_edges(result, loader["epoch_steps"], loader["persistent_workers"])
+            result = replace(result, rereads=bool(loader["iterable"] and self.blocks))
+            self._costs[plan.settings] = time.monotonic() - begun
         self._keep(result)
         return result
 
@@ -326,10 +336,12 @@ class Tuning:
 
     def _time_is_up(self) -> bool:
         """Whether the confirmation would no longer fit after another trial."""
-        costs = [self.options.block_s + max(b.seconds, 0.5) + (b.edge_s or 0.0) for b in self._candidates()]
-        confirmation = 2 * self.options.pairs * (sum(costs) / len(costs) if costs else 0.0)
+        best = max(self._candidates(), key=lambda b: b.speed, default=None)
+        if best is None or self.answer.own is None:
+            return False
+        pair = self._costs[self.answer.own] + self._costs[best.settings]
         elapsed = time.monotonic() - self.begun
-        return elapsed + confirmation > self.options.budget_s
+        return elapsed + max(self._costs.values()) + self.options.pairs * pair > self.options.budget_s
 
     def _needs(self, hello: Message) -> Needs:
         _, size, tensors = self.session.batch or (0, 0, 1)
@@ -356,23 +368,22 @@ class Tuning:
         winner = pick_winner(candidates)
         if winner is None:
             return
-        own_rates = [b.rate for b in self._candidates() if b.settings == own and b.rate]
-        if winner.settings != own and upper_bound(winner) < min(own_rates):
+        slowest = min(b.speed for b in self._candidates() if b.settings == own)
+        if winner.settings != own and upper_bound(winner) < slowest:
             self.answer.beaten = True  # a confirmation could only confirm that it is slower
             return
         self.answer.winner = winner.settings
-        rates: dict[str, list[float]] = {"A": [], "B": []}
+        blocks: dict[str, list[BlockResult]] = {"A": [], "B": []}
         sides = {"A": own, "B": winner.settings}
         for pair in range(self.options.pairs):
             for side in "AB" if pair % 2 == 0 else "BA":
                 result = self._run(self._plan("confirm", sides[side]))
-                if not result.measured or result.rate is None:
+                if not result.measured:
                     self.answer.note = f"the confirmation failed ({result.reason}): {result.detail}"
                     return
-                rates[side].append(result.rate)
-        self.answer.baseline_rate = geometric_mean(rates["A"])
-        self.answer.winner_rate = geometric_mean(rates["B"])
-        self.answer.gain = paired_gain(rates["A"], rates["B"])
+                blocks[side].append(result)
+        self.answer.confirmed = blocks
+        self.answer.gain = paired_gain(*([b.speed for b in blocks[side]] for side in "AB"))
 
 
 def _loader_line(hello: Message) -> str:
@@ -391,7 +402,7 @@ def _block_line(block: BlockResult) -> str:
     if block.kind == "ceiling":
         kind = "pinned" if block.settings.pin_memory else "pageable"
         what = f"{block.kind:<9} {'cached batches, ' + kind:<58}"
-    if block.rate is None:
+    if not block.measured:
         return f"{what} {block.state}: {block.reason} {block.detail.splitlines()[-1] if block.detail else ''}"
     starved = f"  starved {block.starvation:6.1%}" if block.starvation is not None else ""
     unstable = f"  unstable ({block.reason})" if block.state == "unstable" else ""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import median
 from typing import Any
 
 from feedtune.analysis.climb import Space
 from feedtune.analysis.policy import POLICY
-from feedtune.analysis.stats import Gain
+from feedtune.analysis.stats import Gain, geometric_mean
 from feedtune.records import BlockResult, Outcome
 from feedtune.settings import LoaderSettings
 from shard_tools.units import format_seconds
@@ -26,8 +27,7 @@ class Answer:
     space: Space | None = None
     ceilings: dict[bool, float | None] = field(default_factory=dict)  # by pinned
     winner: LoaderSettings | None = None
-    baseline_rate: float | None = None
-    winner_rate: float | None = None
+    confirmed: dict[str, list[BlockResult]] = field(default_factory=dict)  # A: the user's, B: the winner's
     gain: Gain | None = None
     uneven: bool = False
     interrupted: bool = False
@@ -60,46 +60,82 @@ class Facts:
     cloned: bool
 
 
+@dataclass(frozen=True)
+class Side:
+    """One setting's figures over its blocks; ``speed`` has worker starts in it where the script pays them."""
+
+    settings: LoaderSettings
+    rate: float | None
+    speed: float | None
+    starvation: float | None
+    edge_s: float | None
+
+    @classmethod
+    def of(cls, settings: LoaderSettings, blocks: Sequence[BlockResult], answer: Answer) -> Side:
+        """The figures of blocks that ran with the settings."""
+        measured = [b for b in blocks if b.measured]
+        if not measured:
+            return cls(settings, None, None, None, None)
+        rate = geometric_mean([b.rate or 0.0 for b in measured])
+        speed = geometric_mean([b.speed for b in measured])
+        edges = [b.edge_s for b in measured if b.edge_s is not None]
+        return cls(settings, rate, speed, answer.starvation(rate), median(edges) if edges else None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The side as it stands in the document."""
+        return {
+            "settings": self.settings.as_dict(),
+            "rate": self.rate,
+            "rate_with_edges": self.speed,
+            "starvation": self.starvation,
+        }
+
+    @property
+    def edge_share(self) -> float:
+        """Share of an epoch that worker starts take."""
+        return 1 - self.speed / self.rate if self.speed and self.rate else 0.0
+
+
 def document(answer: Answer, blocks: Sequence[BlockResult], facts: Facts) -> dict[str, Any]:
     """The document of ``result.json`` and ``--json``, schema ``feedtune.tune/1``."""
-    baseline = next((b for b in blocks if b.kind == "baseline" and b.measured), None)
-    base_rate = answer.baseline_rate or (baseline.rate if baseline else None)
-    outcome = decide(answer, blocks, base_rate)
-    better = outcome == "gain"
-    best = answer.winner if better else answer.own
-    rate = answer.winner_rate if better else base_rate
-    own_loader = answer.hello.get("loader", {})
+    baseline = [b for b in blocks if b.kind == "baseline"]
+    own = Side.of(answer.own, answer.confirmed.get("A") or baseline, answer) if answer.own else None
+    outcome = decide(answer, blocks, own)
+    best = own
+    if outcome == "gain" and answer.winner:
+        best = Side.of(answer.winner, answer.confirmed["B"], answer)
+    loader = answer.hello.get("loader", {})
     return {
         "schema": SCHEMA,
         "machine": facts.machine,
         "command": facts.command,
         "run": facts.run,
         "world_size": answer.hello.get("world"),
-        "loader": {k: v for k, v in own_loader.items() if k not in ("number", "trained")},
+        "loader": {k: v for k, v in loader.items() if k not in ("number", "trained")},
         "starts": facts.starts,
         "seconds": round(facts.seconds, 3),
         "guard": {"tier": facts.guard, "notes": facts.guard_notes, "trackers_off": facts.trackers},
         "outcome": outcome,
         "ceiling": _ceiling(answer, facts.cloned),
-        "baseline": _side(answer, answer.own, base_rate),
+        "baseline": own.as_dict() if own else None,
         "blocks": [block.as_dict() for block in blocks],
-        "best": _side(answer, best, rate),
-        "gain": asdict(answer.gain) if better and answer.gain else None,
+        "best": best.as_dict() if best else None,
+        "gain": asdict(answer.gain) if outcome == "gain" and answer.gain else None,
         "compared": asdict(answer.gain) if answer.gain else None,
-        "edge": _edge(answer, blocks, best, rate),
-        "verdict": _verdict(answer, outcome, base_rate),
-        "advice": _advice(answer, outcome, blocks, best, rate),
-        "snippet": f"DataLoader(..., {best.arguments()})" if best else None,
+        "edge": _edge(answer, best),
+        "verdict": _verdict(answer, outcome, own, best),
+        "advice": _advice(answer, outcome, blocks, best),
+        "snippet": f"DataLoader(..., {best.settings.arguments()})" if best else None,
     }
 
 
-def decide(answer: Answer, blocks: Sequence[BlockResult], base_rate: float | None) -> Outcome:
+def decide(answer: Answer, blocks: Sequence[BlockResult], own: Side | None) -> Outcome:
     """The outcome; ``data_bound`` needs a search that has really looked at worker counts."""
     if answer.gain is not None and answer.gain.proven:
         return "gain"
-    if base_rate is None or (answer.interrupted and answer.gain is None):
+    if own is None or own.rate is None or (answer.interrupted and answer.gain is None):
         return "failed"
-    starved = answer.starvation(base_rate)
+    starved = own.starvation
     if starved is not None and starved < POLICY.gpu_bound:
         return "gpu_bound"
     if answer.gain is None and not answer.beaten:
@@ -123,42 +159,33 @@ def _ceiling(answer: Answer, cloned: bool) -> dict[str, Any]:
     }
 
 
-def _side(answer: Answer, settings: LoaderSettings | None, rate: float | None) -> dict[str, Any] | None:
-    if settings is None:
-        return None
-    return {"settings": settings.as_dict(), "rate": rate, "starvation": answer.starvation(rate)}
-
-
-def _edge(
-    answer: Answer, blocks: Sequence[BlockResult], best: LoaderSettings | None, rate: float | None
-) -> dict[str, Any] | None:
-    """What starting workers costs each epoch: seen at every swap, amortized over the epoch's steps."""
-    edges = [b.edge_s for b in blocks if b.settings == best and b.kind != "ceiling" and b.edge_s is not None]
+def _edge(answer: Answer, side: Side | None) -> dict[str, Any] | None:
+    """What starting workers costs: seen at every swap, amortized over the epoch's steps."""
     steps = answer.hello.get("loader", {}).get("epoch_steps")
-    if not edges or not steps or not rate:
+    if side is None or side.edge_s is None or not side.rate or not steps:
         return None
-    edge_s = sorted(edges)[len(edges) // 2]
-    epoch_s = steps / rate
+    epoch_s = steps / side.rate
     return {
-        "seconds": edge_s,
+        "seconds": side.edge_s,
         "epoch_steps": steps,
-        "share": edge_s / (epoch_s + edge_s),
-        "rate_with_edges": steps / (epoch_s + edge_s),
+        "share": side.edge_s / (epoch_s + side.edge_s),
+        "rate_with_edges": steps / (epoch_s + side.edge_s),
+        "paid_each_epoch": not answer.hello["loader"]["persistent_workers"] and side.settings.num_workers > 0,
     }
 
 
-def _verdict(answer: Answer, outcome: Outcome, base_rate: float | None) -> str:
+def _verdict(answer: Answer, outcome: Outcome, side: Side | None, best: Side | None) -> str:
     """The answer in one sentence."""
-    own = answer.own.arguments() if answer.own else ""
-    starved = answer.starvation(base_rate)
-    if outcome == "gain" and answer.gain and answer.winner:
+    own = side.settings.arguments() if side else ""
+    starved = side.starvation if side else None
+    if outcome == "gain" and answer.gain and side and best:
         gain = answer.gain
-        after = answer.starvation(answer.winner_rate)
+        edges = max(side.edge_share, best.edge_share) >= POLICY.edge_share
         return (
-            f"{answer.winner.arguments()} trains {gain.ratio:.2f}x as fast as your settings (95 % interval "
-            f"{gain.low:.2f} to {gain.high:.2f}): {answer.winner_rate:.2f} instead of {base_rate:.2f} "
-            "steps/s, "
-            f"starvation {_percent(after)} instead of {_percent(starved)}."
+            f"{best.settings.arguments()} trains {gain.ratio:.2f}x as fast as your settings (95 % interval "
+            f"{gain.low:.2f} to {gain.high:.2f}): {best.speed:.2f} instead of {side.speed:.2f} steps/s"
+            f"{' over an epoch, worker starts included' if edges else ''}, "
+            f"starvation {_percent(best.starvation)} instead of {_percent(starved)}."
         )
     if outcome == "gpu_bound":
         return (
@@ -186,26 +213,19 @@ def _verdict(answer: Answer, outcome: Outcome, base_rate: float | None) -> str:
     return f"No answer: {why}."
 
 
-def _advice(
-    answer: Answer,
-    outcome: Outcome,
-    blocks: Sequence[BlockResult],
-    best: LoaderSettings | None,
-    rate: float | None,
-) -> list[str]:
+def _advice(answer: Answer, outcome: Outcome, blocks: Sequence[BlockResult], best: Side | None) -> list[str]:
     """What else the figures say, each with the next thing to do."""
     found = []
-    starved = answer.starvation(rate)
+    starved = best.starvation if best else None
     if outcome in ("gain", "data_bound", "no_gain") and starved is not None and starved >= POLICY.critical:
         found.append(
             f"Training still waits {_percent(starved)} of its time for data: make the data cheaper to read "
             "and decode (smaller images, a faster decoder, shards: shard-tools pack SRC DST)."
         )
-    edge = _edge(answer, blocks, best, rate)
-    persistent = answer.hello.get("loader", {}).get("persistent_workers")
-    if edge and edge["share"] >= POLICY.edge_share and not persistent and best and best.num_workers:
+    edge = _edge(answer, best)
+    if edge and edge["paid_each_epoch"] and edge["share"] >= POLICY.edge_share:
         found.append(
-            f"Starting the workers takes {format_seconds(edge['seconds'])} an epoch "
+            f"Starting the workers costs {format_seconds(edge['seconds'])} an epoch "
             f"({edge['share']:.0%} of it): persistent_workers=True keeps them, if no attribute of your "
             "dataset changes between epochs and the loader is made once."
         )

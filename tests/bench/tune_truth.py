@@ -80,7 +80,8 @@ def vision(options: list[str]) -> None:
         for kind, rate in re.findall(r"(\w+) ([0-9.]+) steps/s", text):
             ours = document["ceiling"][kind]
             print(
-                f"ceiling {kind:<9} ours {ours:8.3f}, by hand {float(rate):8.3f}, ratio {ours / float(rate):.3f}"
+                f"ceiling {kind:<9} ours {ours:8.3f}, by hand {float(rate):8.3f}, "
+                f"ratio {ours / float(rate):.3f}"
             )
 
 

@@ -1,0 +1,67 @@
+"""How long a worker takes for a batch, measured in the worker: what bounds the rate of a block.
+
+Each worker adds up its fetch time in its own slot of memory that was shared before the fork; nothing is
+locked and nothing is sent. Wrapping the dataset instead would break ``isinstance`` and pickling.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+_SLOT = struct.Struct("=qd")  # batches fetched, seconds they took
+
+
+class WorkerClock:
+    """Counts of all workers of one block; usable where workers are forked.
+
+    Args:
+        workers: number of workers.
+        init: the loader's own ``worker_init_fn``, called first.
+    """
+
+    def __init__(self, workers: int, init: Callable[[int], Any] | None) -> None:
+        self._memory = mmap.mmap(-1, workers * _SLOT.size)
+        self._workers = workers
+        self._init = init
+
+    def __call__(self, worker: int) -> None:
+        """Stands in for ``worker_init_fn``: runs in each worker before its first fetch."""
+        if self._init is not None:
+            self._init(worker)
+        from torch.utils.data._utils import fetch
+
+        fetchers: tuple[Any, ...] = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
+        for cls in fetchers:
+            cls.fetch = self._timed(cls.fetch, worker * _SLOT.size)
+
+    def _timed(self, fetch: Callable[[Any, Any], Any], offset: int) -> Callable[[Any, Any], Any]:
+        memory = self._memory
+        total = [0, 0.0]
+
+        def timed(fetcher: Any, index: Any) -> Any:
+            start = time.perf_counter()
+            batch = fetch(fetcher, index)
+            total[0] += 1
+            total[1] += time.perf_counter() - start
+            _SLOT.pack_into(memory, offset, *total)
+            return batch
+
+        return timed
+
+    def read(self) -> tuple[int, float]:
+        """``(batches, seconds)`` of all workers so far."""
+        slots = [_SLOT.unpack_from(self._memory, i * _SLOT.size) for i in range(self._workers)]
+        return sum(slot[0] for slot in slots), sum(slot[1] for slot in slots)
+
+
+def forks(loader: Any) -> bool:
+    """Whether the loader's workers will be forked from this process."""
+    import multiprocessing
+
+    context = loader.multiprocessing_context
+    method = context.get_start_method() if context is not None else multiprocessing.get_start_method()
+    return bool(method == "fork")
