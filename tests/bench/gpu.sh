@@ -10,9 +10,10 @@ cat > /tmp/photos.py <<'P'
 from pathlib import Path
 from feedtune.workloads.demo_data import make_photos
 if __name__ == "__main__":
-    make_photos(Path("/tmp/photos"), 12000)
+    make_photos(Path("/tmp/photos"), 48000)
 P
-python3 /tmp/photos.py
+[ -d /tmp/photos ] || python3 /tmp/photos.py
+export TUNE="--budget 150 --max-workers 32"
 common="--data /tmp/photos --model resnet50 --batch-size 128 --amp --channels-last --num-workers 4"
 echo "== one process, ResNet-50"; python3 tests/bench/tune_truth.py vision $common
 gpus=$(python3 -c 'import torch; print(torch.cuda.device_count())')

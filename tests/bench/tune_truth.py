@@ -18,6 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LATENCY = HERE.parent / "integration" / "scripts" / "latency.py"
+TUNE = os.environ.get("TUNE", "").split()  # more options for feedtune tune
 LAST_RATE = re.compile(r"([0-9.]+) steps/s")
 
 
@@ -28,7 +29,7 @@ def run(command: list[str], **options) -> str:
 
 def tune(command: list[str]) -> dict:
     with tempfile.TemporaryDirectory() as folder:
-        words = ["--out", folder + "/run", "--budget", "150", "--json", "--", *command]
+        words = ["--out", folder + "/run", *TUNE, "--json", "--", *command]
         return json.loads(run([sys.executable, "-m", "feedtune", "tune", *words]))
 
 
@@ -65,12 +66,12 @@ def vision(options: list[str]) -> None:
     words += ["--prefetch-factor", str(best["prefetch_factor"])] if best["prefetch_factor"] else []
     words += ["--pin-memory"] if best["pin_memory"] else ["--no-pin-memory"]
     epoch = document["loader"]["epoch_steps"]
-    text = run([*command, *words, "--epochs", "3", "--log-every", str(max(2, epoch // 4))])
-    # Inside an epoch: from the script's own lines that do not span a restart of the workers.
+    text = run([*command, *words, "--epochs", "2", "--log-every", str(max(2, epoch // 8))])
+    # The script's own lines from the last two thirds of its epochs: the workers' start is long past.
     inside = [
         float(rate)
         for step, rate in re.findall(r"step (\d+): loss \S+ ([0-9.]+) steps/s", text)
-        if int(step) % epoch > epoch // 4
+        if int(step) % epoch > epoch // 3
     ]
     report(document, sum(inside) / len(inside))
     print(f"script in all  {LAST_RATE.findall(text)[-1]} steps/s, worker starts included")
