@@ -19,14 +19,17 @@ SETTINGS = {"num_workers", "prefetch_factor", "pin_memory"}
 OWN, BEST = LoaderSettings(0), LoaderSettings(8, 4)
 
 
+def confirm(settings: LoaderSettings, rate: float) -> BlockResult:
+    return BlockResult(6, "confirm", settings, rate=rate, steps=12, seconds=1.2, edge_s=0.1)
+
+
 def made(**changes) -> dict:
     values = {
         "hello": {"world": 2, "loader": {"epoch_steps": 10, "persistent_workers": False}},
         "own": OWN,
         "ceilings": {False: 40.0, True: 50.0},
         "winner": BEST,
-        "baseline_rate": 10.0,
-        "winner_rate": 20.0,
+        "confirmed": {"A": [confirm(OWN, 10.0)], "B": [confirm(BEST, 20.0)]},
         "gain": Gain(2.0, 1.9, 2.1),
     }
     blocks = [
@@ -44,7 +47,7 @@ def made(**changes) -> dict:
 OUTCOMES = {
     "gain": {},
     "no_gain": {"gain": Gain(1.0, 0.9, 1.1)},
-    "gpu_bound": {"gain": None, "baseline_rate": 49.9},
+    "gpu_bound": {"gain": None, "confirmed": {"A": [confirm(OWN, 49.9)]}},
     "failed": {"gain": None, "interrupted": True},
 }
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
-from feedtune.analysis.blocks import RankBlock, clean_stretches, measure_block, whole_periods
+from feedtune.analysis.blocks import RankBlock, clean_stretches, measure_block, whole_periods, with_edges
 from feedtune.analysis.pacing import warmup_steps
 from feedtune.records import BlockPlan, StepRecord
 from feedtune.settings import LoaderSettings
@@ -182,12 +183,33 @@ def test_time_spent_cloning_is_not_the_scripts() -> None:
 
 
 def test_waits_and_edge() -> None:
-    waits = [2.0] + [0.025] * 19
-    durations = [2.1] + [0.1] * 19
+    waits = [2.0, 0.5] + [0.025] * 18
+    durations = [2.1, 0.6] + [0.1] * 18
     result = measure_block(plan(1), {0: rank(durations, waits=waits), 1: rank(durations, waits=[0.01] * 20)})
     assert result.wait_share == pytest.approx(0.25)
-    assert result.edge_s == pytest.approx(2.0 - 0.1)
+    # The warm-up's two steps took 2.7 s, and 0.2 s at the steady rate.
+    assert result.edge_s == pytest.approx(2.5)
     assert result.elements == 4
+
+
+def test_an_epoch_pays_for_its_worker_starts_where_they_are_started_anew() -> None:
+    result = measure_block(plan(1), {0: rank([2.1, 0.6] + [0.1] * 18)})
+    assert with_edges(result, 100, False).speed == pytest.approx(100 / 12.5)
+    assert with_edges(result, 100, True).speed == pytest.approx(10.0)
+    assert with_edges(result, None, False).speed == pytest.approx(10.0)
+    alone = measure_block(plan(0), {0: rank([2.1, 0.6] + [0.1] * 18)})
+    assert with_edges(alone, 100, False).speed == pytest.approx(10.0)
+
+
+def test_a_rate_above_what_the_workers_can_make_is_no_result() -> None:
+    steady = rank([0.1] * 20)
+    for worker_s, state in ((0.205, "ok"), (0.19, "ok"), (0.21, "failed"), (None, "ok")):
+        result = measure_block(plan(2), {0: replace(steady, worker_s=worker_s)})
+        assert result.state == state, worker_s
+        assert result.measured == (state == "ok")
+    slow = measure_block(plan(2), {0: replace(steady, worker_s=0.1), 1: replace(steady, worker_s=0.21)})
+    assert (slow.reason, slow.worker_s) == ("above_bound", 0.21)
+    assert "10.00 steps/s, and the workers bound it to 9.52" in slow.detail
 
 
 def test_a_rate_that_wavers_is_called_unstable() -> None:

@@ -11,7 +11,7 @@ from feedtune.analysis.climb import make_space
 from feedtune.analysis.stats import Gain
 from feedtune.records import BlockResult
 from feedtune.settings import LoaderSettings
-from feedtune.trials.verdict import Answer, Facts, decide, document
+from feedtune.trials.verdict import Answer, Facts, document
 
 OWN = LoaderSettings(0)
 BEST = LoaderSettings(8, 4)
@@ -50,6 +50,14 @@ def blocks() -> list[BlockResult]:
     return [block(OWN, 10.0, "baseline"), *(block(LoaderSettings(w), 10.0 + w) for w in (0, 2, 4, 8))]
 
 
+def confirmed(**changes) -> dict[str, list[BlockResult]]:
+    """Two pairs; ``changes`` are those of the winner's blocks."""
+    return {
+        "A": [block(OWN, rate, "confirm") for rate in (8.0, 12.5)],
+        "B": [block(BEST, 20.0, "confirm", **changes) for _ in range(2)],
+    }
+
+
 def answer(**changes) -> Answer:
     values = {
         "hello": HELLO,
@@ -57,8 +65,7 @@ def answer(**changes) -> Answer:
         "space": make_space(OWN, cuda=False, cores_per_rank=2),
         "ceilings": {False: 40.0},
         "winner": BEST,
-        "baseline_rate": 10.0,
-        "winner_rate": 20.0,
+        "confirmed": confirmed(),
         "gain": PROVEN,
     }
     return Answer(**{**values, **changes})
@@ -71,8 +78,18 @@ def decided(**changes) -> dict:
 def test_a_gain() -> None:
     found = decided()
     assert found["outcome"] == "gain"
-    assert found["best"] == {"settings": BEST.as_dict(), "rate": 20.0, "starvation": 0.5}
-    assert found["baseline"] == {"settings": OWN.as_dict(), "rate": 10.0, "starvation": 0.75}
+    assert found["best"] == {
+        "settings": BEST.as_dict(),
+        "rate": pytest.approx(20.0),
+        "rate_with_edges": pytest.approx(20.0),
+        "starvation": pytest.approx(0.5),
+    }
+    assert found["baseline"] == {
+        "settings": OWN.as_dict(),
+        "rate": pytest.approx(10.0),
+        "rate_with_edges": pytest.approx(10.0),
+        "starvation": pytest.approx(0.75),
+    }
     assert found["gain"] == {"ratio": 2.0, "low": 1.9, "high": 2.1}
     assert found["snippet"] == "DataLoader(..., num_workers=8, prefetch_factor=4, pin_memory=False)"
     assert "2.00x" in found["verdict"]
@@ -106,10 +123,10 @@ def test_data_bound_needs_a_search_that_looked() -> None:
 
 
 def test_gpu_bound_before_any_search() -> None:
-    found = decided(gain=None, winner=None, winner_rate=None, baseline_rate=None, ceilings={False: 10.1})
+    found = decided(gain=None, winner=None, confirmed={}, ceilings={False: 10.1})
     assert found["outcome"] == "gpu_bound"
     assert found["best"] == found["baseline"]
-    assert found["baseline"]["rate"] == 10.0
+    assert found["baseline"]["rate"] == pytest.approx(10.0)
     assert "99.0%" in found["verdict"]
 
 
@@ -122,7 +139,7 @@ def test_gpu_bound_before_any_search() -> None:
     ],
 )
 def test_no_answer_is_failed(changes) -> None:
-    found = decided(baseline_rate=None, winner_rate=None, **changes)
+    found = decided(confirmed={}, **changes)
     assert found["outcome"] == "failed"
     assert found["gain"] is None
     assert found["compared"] is None
@@ -145,7 +162,7 @@ def test_an_empty_answer_still_makes_a_document() -> None:
 
 def test_an_interruption_after_the_interval_keeps_the_answer() -> None:
     assert decided(interrupted=True)["outcome"] == "gain"
-    assert decide(answer(interrupted=True, gain=None), blocks(), 10.0) == "failed"
+    assert decided(interrupted=True, gain=None)["outcome"] == "failed"
 
 
 @pytest.mark.parametrize(
@@ -171,17 +188,28 @@ def test_without_a_ceiling_starvation_is_unknown_and_not_zero() -> None:
 
 
 def test_the_edge_is_spread_over_the_epoch() -> None:
-    found = document(answer(), [*blocks(), block(BEST, 20.0, "confirm", edge_s=1.25)], FACTS)
+    found = decided(confirmed=confirmed(edge_s=1.25, rate_with_edges=16.0))
     assert found["edge"]["seconds"] == 1.25
     assert found["edge"]["share"] == pytest.approx(0.2)  # 1.25 s beside 100 steps at 20 a second
     assert found["edge"]["rate_with_edges"] == pytest.approx(16.0)
+    assert found["edge"]["paid_each_epoch"]
+    assert found["best"]["rate"] == pytest.approx(20.0)
+    assert found["best"]["rate_with_edges"] == pytest.approx(16.0)
     assert any("persistent_workers=True" in line for line in found["advice"])
+    assert "16.00 instead of 10.00 steps/s over an epoch" in found["verdict"]
 
 
 def test_a_loader_that_keeps_its_workers_gets_no_such_advice() -> None:
     hello = {"world": 2, "loader": {**HELLO["loader"], "persistent_workers": True}}
-    found = document(answer(hello=hello), [*blocks(), block(BEST, 20.0, "confirm", edge_s=1.25)], FACTS)
+    found = decided(hello=hello, confirmed=confirmed(edge_s=1.25))
+    assert not found["edge"]["paid_each_epoch"]
     assert not any("persistent_workers" in line for line in found["advice"])
+
+
+def test_candidates_that_were_all_beaten_need_no_confirmation() -> None:
+    found = decided(gain=None, winner=None, confirmed={}, beaten=True, ceilings={False: 10.5})
+    assert (found["outcome"], found["gain"]) == ("no_gain", None)
+    assert "every candidate was slower" in found["verdict"]
 
 
 def test_excluded_settings_and_a_short_budget_are_said() -> None:
