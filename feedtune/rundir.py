@@ -13,7 +13,13 @@ from typing import Any
 from shard_tools.errors import BadInput
 
 RUN_FORMAT = "feedtune.run/1"
-_SECRET_NAME = re.compile(r"(?i)(token|secret|passw|api[-_]?key|credential|auth)")
+_SECRET_NAME = r"[\w.-]*(?:token|secret|passw|pwd|credential|auth|(?:^|[-_.])key(?![a-z]))[\w.-]*"
+_OPTION = re.compile(rf"(?i)-{{1,2}}{_SECRET_NAME}$")  # its value is the next word
+_SECRETS = (
+    re.compile(rf"(?i)(\b{_SECRET_NAME}=)[^\s;,\"']+"),
+    re.compile(r"(://)[^/@\s]+(?=@)"),
+    re.compile(r"(?i)(\bauthorization\s*:\s*|\bbearer\s+)[^\"';]+"),
+)
 
 
 def default_runs_folder() -> Path:
@@ -110,8 +116,10 @@ def read_result(run: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise BadInput(f"{path} is not JSON: {error}") from error
-    if not isinstance(document, dict) or "schema" not in document:
-        raise BadInput(f"{path} is not a feedtune result")
+    if not isinstance(document, dict) or document.get("schema") != "feedtune.tune/1":
+        raise BadInput(
+            f"{path} is no result of feedtune tune", "name the folder that a feedtune run has printed"
+        )
     return document
 
 
@@ -121,13 +129,13 @@ def redact(command: Sequence[str]) -> list[str]:
 
 
 def _redacted(command: Sequence[str]) -> Iterator[str]:
-    hide_next = False
+    hide = False
     for word in command:
-        name, equals, _ = word.partition("=")
-        if hide_next and not word.startswith("-"):
+        if hide and not word.startswith("--"):
             yield "***"
-            hide_next = False
+            hide = False
             continue
-        secret = bool(_SECRET_NAME.search(name)) and (word.startswith("-") or bool(equals))
-        hide_next = secret and not equals
-        yield f"{name}=***" if secret and equals else re.sub(r"(?<=://)[^/@\s]+:[^/@\s]+(?=@)", "***", word)
+        hide = bool(_OPTION.match(word))
+        for pattern in _SECRETS:
+            word = pattern.sub(r"\1***", word)
+        yield word

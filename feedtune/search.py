@@ -90,11 +90,10 @@ class Search:
         return params
 
     def _top_rung(self) -> int:
-        """One rung above the highest that was tried: beyond it, more workers had ceased to pay."""
-        tried = [*self.rates, self._queued] if self._queued else [*self.rates]
-        rungs = [
-            self.space.workers.index(s.num_workers) for s in tried if s.num_workers in self.space.workers
-        ]
+        """One rung above the best: beyond it, more workers had ceased to pay."""
+        best = max((s for s in self.rates if self.rates[s]), key=lambda s: self.rates[s] or 0.0, default=None)
+        counts = [s.num_workers for s in (best, self._queued) if s is not None]
+        rungs = [self.space.workers.index(count) for count in counts if count in self.space.workers]
         return min(max(rungs, default=0) + 1, len(self.space.workers) - 1)
 
     def _suggest(self, trial: optuna.Trial) -> LoaderSettings:

@@ -87,8 +87,8 @@ def parse_fixed(items: list[str]) -> dict[str, int | bool]:
             if text.lower() not in ("true", "false"):
                 raise BadInput(f"--set {item}: '{text}' is neither true nor false")
             fixed[name] = text.lower() == "true"
-        elif text.isdecimal():
+        elif text.isdecimal() and (name == "num_workers" or int(text) > 0):
             fixed[name] = int(text)
         else:
-            raise BadInput(f"--set {item}: '{text}' is not a whole number")
+            raise BadInput(f"--set {item}: '{text}' is not a number that it can be")
     return fixed

@@ -64,7 +64,7 @@ def make_space(
     prefetch = set(PREFETCH_LADDER) | {own.prefetch_factor or DEFAULT_PREFETCH}
     pin = {own.pin_memory, True} if cuda else {own.pin_memory}
     pin |= {False} if cuda else set()
-    start = max([w for w in WORKER_LADDER if w <= max(2, min(cores_per_rank, max_workers))])
+    start = max(w for w in WORKER_LADDER if w <= min(max(2, cores_per_rank), max_workers))
     space = Space(tuple(sorted(workers)), tuple(sorted(prefetch)), tuple(sorted(pin)), start)
     if "num_workers" in fixed:
         space = replace(space, workers=(int(fixed["num_workers"]),), start=int(fixed["num_workers"]))
@@ -134,7 +134,10 @@ def _climb(
     best = 0.0
     workers = base.num_workers
     while workers <= max(space.workers):
-        settings = base.with_values(num_workers=max(w for w in space.workers if w <= workers))
+        rung = max((w for w in space.workers if 0 < w <= workers), default=None)
+        if rung is None:
+            return found  # nothing but no workers at all
+        settings = base.with_values(num_workers=rung)
         found.append(settings)
         if settings not in rates:
             return found

@@ -26,7 +26,7 @@ class Client:
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message that has no answer."""
-        line = json.dumps({**message, "token": self._token}).encode() + b"\n"
+        line = json.dumps({**message, "token": self._token}, default=str).encode() + b"\n"
         if len(line) > MAX_LINE:
             raise ValueError(f"control message of {len(line)} bytes")
         try:

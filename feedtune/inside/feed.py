@@ -42,14 +42,16 @@ class Feed:
         self.epoch_ends: deque[int] = deque()  # values of ``handed`` at which an epoch ended
         self._iterator = iter(sampler)
         self._returned: deque[Any] = deque()
-        self._in_flight: deque[Any] = deque()
+        self._in_flight: dict[int, Any] = {}  # by task number of the present loader iterator
+        self._task = 0
 
     def __iter__(self) -> Feed:
         return self
 
     def __next__(self) -> Any:
         item = self._returned.popleft() if self._returned else self._draw()
-        self._in_flight.append(item)
+        self._in_flight[self._task] = item
+        self._task += 1
         self.handed += 1
         return item
 
@@ -63,16 +65,25 @@ class Feed:
         self._iterator = iter(self.sampler)
         return next(self._iterator)  # an empty second pass ends the feed: a one-shot sampler
 
-    def deliver(self) -> None:
-        """The oldest batch in flight has reached the loop."""
-        self._in_flight.popleft()
+    def deliver(self, iterator: Any = None) -> None:
+        """A batch has reached the loop: the oldest in flight, or any one where order is off.
+
+        Args:
+            iterator: the loader iterator that delivered it.
+        """
         self.delivered += 1
+        if getattr(iterator, "_in_order", True) or not hasattr(iterator, "_task_info"):
+            del self._in_flight[min(self._in_flight)]
+            return
+        waiting = iterator._task_info  # what the iterator itself still owes
+        self._in_flight = {task: item for task, item in self._in_flight.items() if task in waiting}
 
     def give_back(self) -> None:
         """What is in flight will not be delivered: it returns to the front, in order."""
-        self._returned.extendleft(reversed(self._in_flight))
+        self._returned.extendleft(self._in_flight[task] for task in sorted(self._in_flight, reverse=True))
         self.handed -= len(self._in_flight)
         self._in_flight.clear()
+        self._task = 0
 
     @property
     def epoch_length(self) -> int | None:

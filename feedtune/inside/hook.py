@@ -40,13 +40,13 @@ def patch(module: Any, config: dict[str, Any]) -> None:
     cls.__iter__ = __iter__
 
 
-def call_site() -> tuple[tuple[str, int], ...]:
-    """The three innermost frames outside torch and outside this package: ``((file, line), ...)``."""
+def call_site() -> tuple[tuple[str, int, int], ...]:
+    """The three innermost frames outside torch and this package: ``((file, line, instruction), ...)``."""
     frame: FrameType | None = sys._getframe(1)
-    found: list[tuple[str, int]] = []
+    found: list[tuple[str, int, int]] = []
     while frame is not None and len(found) < 3:
         name = frame.f_code.co_filename
         if not name.startswith(_OWN) and f"{os.sep}torch{os.sep}" not in name:
-            found.append((name, frame.f_lineno))
+            found.append((name, frame.f_lineno, frame.f_lasti))
         frame = frame.f_back
     return tuple(found)

@@ -8,10 +8,13 @@ start it, and change at the same step, so that collectives stay matched.
 from __future__ import annotations
 
 import atexit
+import copy
+import gc
 import json
 import os
 import time
 import traceback
+from collections import Counter
 from typing import Any
 
 from . import snapshot
@@ -37,10 +40,14 @@ class Block:
         self.marks = 0
         self.active_s = 0.0  # time of the steps after the first warm-up, excluded stretches left out
         self.active_steps = 0
+        self.paused_s = 0.0  # excluded stretches
+        self.files: Counter[str] | None = None  # open files before a block without workers
 
     def enter(self, now: float, tag: str | None) -> None:
         """The loop asks for the next batch: count the step behind, unless it was cut out."""
-        if tag is None and self.step > self.plan["warmup"]:
+        if tag is not None:
+            self.paused_s += now - self.records[-1][2]
+        elif self.step > self.plan["warmup"]:
             self.active_s += now - self.records[-1][1]
             self.active_steps += 1
 
@@ -84,21 +91,24 @@ class Machine:
         self._beat_s = time.monotonic()
         self._sizes: tuple[int, int, int] | None = None
         self._empty_restarts = 0
+        self._base_files = watch.base_files
+        self._shared: list[str] = []
         atexit.register(self._script_ended)
 
     def new_epoch(self, loader: Any, already: int = 0) -> View:
         """The loop asks for an iterator: a view on the running block."""
-        self.loader = loader
+        self.loader = copy.copy(loader)  # the script's own may go: a new one each epoch is common
         length = None
         if self.feed is not None:
             name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
             self.feed.sampler = loader.__dict__[name]
             length = self.feed.epoch_length
-        return View(self, None if length is None else length - already)
+        return View(self, length, None if length is None else length - already)
 
     def pause(self, tag: str) -> None:
         """What the process does now is no training step: ``eval``, ``save``, ``epoch`` or ``restart``."""
-        self._pause = tag
+        if tag != "epoch" or self._pause is None:  # an epoch's seam hides no save before it
+            self._pause = tag
         if tag != "eval":
             self._beat(tag)
         elif time.monotonic() - self._beat_s > 1.0:
@@ -182,7 +192,7 @@ class Machine:
                 "mark": block.marks,
                 "step": block.step,
                 "pace_s": block.active_s / block.active_steps if block.active_steps else None,
-                "elapsed_s": now - block.start_s,
+                "elapsed_s": now - block.start_s - block.paused_s,
             }
         )
         block.marks += 1
@@ -206,6 +216,8 @@ class Machine:
             block.player = Player(self._cache, plan["settings"]["pin_memory"])
         else:
             dataset = snapshot.fresh(self.watch.dataset, self.watch.snapshot)
+            if not plan["settings"]["num_workers"]:
+                block.files = snapshot.open_data_files()
             block.source = Source(self._cls, self.loader, plan["settings"], self.feed, dataset)
         return block
 
@@ -223,7 +235,7 @@ class Machine:
         end = time.monotonic()
         worker_s = block.source.worker_seconds() if block.source is not None else None
         if block.source is not None:
-            block.source.close()
+            self._close_source(block, block.source)
         swap_s = time.monotonic() - end
         with open(self._path, "a") as file:
             file.writelines(
@@ -245,8 +257,25 @@ class Machine:
                 "cached": len(self._cache.batches) if self._cache is not None else 0,
                 "sizes": self._sizes,
                 "worker_bytes": block.source.worker_bytes if block.source is not None else None,
+                "shared_files": self._shared,
             }
         )
+
+    def _close_source(self, block: Block, source: Source) -> None:
+        """End the block's loader; after one without workers, look for files it has left open here."""
+        during = snapshot.open_data_files() if block.files is not None else None
+        source.close()
+        if block.files is None or during is None:
+            return
+        block.source = None
+        gc.collect()  # cycles inside a dataset would keep its handles
+        shared = snapshot.shared_files(self._base_files, block.files, during, snapshot.open_data_files())
+        self._shared = sorted({*self._shared, *shared})
+
+    def forked(self) -> None:
+        """This is a child of the rank: it has no part in the blocks."""
+        atexit.unregister(self._script_ended)
+        self.client.close()
 
     def _synchronize(self) -> None:
         if self._torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's own gap
@@ -265,12 +294,19 @@ class View:
 
     Args:
         machine: where the batches come from.
+        length: batches of an epoch, for ``len()``.
         remaining: batches left in this epoch; ``None`` where only the data's end tells.
     """
 
-    def __init__(self, machine: Machine, remaining: int | None) -> None:
+    def __init__(self, machine: Machine, length: int | None, remaining: int | None) -> None:
         self._machine = machine
         self._remaining = remaining
+        self._length = length
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError("this loader's length is not known")
+        return self._length
 
     def __iter__(self) -> View:
         return self

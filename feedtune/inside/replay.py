@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,49 +12,63 @@ import torch
 
 
 def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Rebuild the containers of a batch with ``change`` applied to each tensor."""
+    """Rebuild the containers of a batch with ``change`` applied to each tensor.
+
+    An object that refers back to itself keeps doing so; classes, numbers and texts stay the same objects.
+    """
+    return _rebuild(value, change, {})
+
+
+def _rebuild(value: Any, change: Callable[[Any], Any], done: dict[int, Any]) -> Any:
     if isinstance(value, torch.Tensor):
         return change(value)
     if type(value) is list:
-        return [map_tensors(item, change) for item in value]
+        return [_rebuild(item, change, done) for item in value]
     if type(value) is dict:
-        return {key: map_tensors(item, change) for key, item in value.items()}
+        return {key: _rebuild(item, change, done) for key, item in value.items()}
     if isinstance(value, tuple):
-        items = [map_tensors(item, change) for item in value]
+        items = [_rebuild(item, change, done) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, (list, Mapping)) or hasattr(value, "__dict__"):
-        return _rebuild_object(value, change)
-    return value
+    if isinstance(value, type) or (not isinstance(value, (list, Mapping)) and not hasattr(value, "__dict__")):
+        return value
+    if id(value) not in done:
+        _rebuild_object(value, change, done)
+    return done[id(value)]
 
 
-def _rebuild_object(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Batches of a class of their own (BatchEncoding, a dataclass, PackedSequence-likes)."""
-    import copy
-
-    twin = copy.copy(value)
+def _rebuild_object(value: Any, change: Callable[[Any], Any], done: dict[int, Any]) -> None:
+    """Batches of a class of their own: BatchEncoding, a dataclass, a dict subclass."""
+    twin = done[id(value)] = copy.copy(value)
     if isinstance(value, list):
-        twin[:] = [map_tensors(item, change) for item in value]
-        return twin
-    attributes = getattr(twin, "__dict__", None)
-    if attributes is not None:
-        for name, item in list(attributes.items()):
-            attributes[name] = map_tensors(item, change)
-    elif isinstance(value, Mapping):
+        twin[:] = [_rebuild(item, change, done) for item in value]
+    elif isinstance(value, dict):
         for key, item in value.items():
-            twin[key] = map_tensors(item, change)
-    return twin
+            twin[key] = _rebuild(item, change, done)
+    for name, item in list(getattr(twin, "__dict__", {}).items()):
+        twin.__dict__[name] = _rebuild(item, change, done)
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
     """All tensors of a batch, in a fixed order."""
     found: list[torch.Tensor] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(value, note)
+    _collect(value, found, set())
     return found
+
+
+def _collect(value: Any, found: list[torch.Tensor], seen: set[int]) -> None:
+    """A walk that only reads: it runs on every batch."""
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _collect(item, found, seen)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _collect(item, found, seen)
+    elif not isinstance(value, type) and hasattr(value, "__dict__") and id(value) not in seen:
+        seen.add(id(value))
+        for item in value.__dict__.values():
+            _collect(item, found, seen)
 
 
 def measure(batch: Any) -> tuple[int, int, int]:
@@ -76,26 +92,37 @@ class Cache:
     def __init__(self, wanted: int, max_bytes: int) -> None:
         self.wanted = wanted
         self.max_bytes = max_bytes
-        self.batches: list[Any] = []
-        self.sizes: list[int] = []
+        self._kept: list[tuple[Any, int, int]] = []  # batch, elements, samples
         self._bytes = 0
-        self._lead = 0  # samples of a full batch
 
     def offer(self, batch: Any, elements: int, size: int) -> None:
-        """Keep a clone, unless the cache is full or the batch is a partial one (an epoch's last)."""
-        if len(self.batches) >= self.wanted or (self.batches and self._bytes + size > self.max_bytes):
+        """Keep a clone, unless the cache is full."""
+        if len(self._kept) >= self.wanted or (self._kept and self._bytes + size > self.max_bytes):
             return
         found = tensors(batch)
         lead = found[0].shape[0] if found and found[0].ndim else 0
-        if lead < self._lead:
-            return
-        self._lead = lead
-        self.batches.append(map_tensors(batch, lambda t: t.detach().clone()))
-        self.sizes.append(elements)
+        self._kept.append((map_tensors(batch, lambda t: t.detach().clone()), elements, lead))
         self._bytes += size
-        if max(self.sizes) > 1.05 * min(self.sizes):
+        sizes = self.sizes
+        if max(sizes) > 1.05 * min(sizes):
             # Uneven batches (token lengths): more of them, so that their mean stands for the data's.
             self.wanted = max(self.wanted, 50)
+
+    def _whole(self) -> list[tuple[Any, int, int]]:
+        """All but partial batches: where most have one number of samples, smaller ones end an epoch."""
+        usual, times = Counter(lead for _, _, lead in self._kept).most_common(1)[0] if self._kept else (0, 0)
+        least = usual if 2 * times > len(self._kept) else 0
+        return [kept for kept in self._kept if kept[2] >= least]
+
+    @property
+    def batches(self) -> list[Any]:
+        """The clones."""
+        return [batch for batch, _, _ in self._whole()]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Tensor elements of each."""
+        return [elements for _, elements, _ in self._whole()]
 
 
 class Player:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import time
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,13 +29,23 @@ class Watch:
 
     def __init__(self, key: tuple[Any, ...], dataset: Any, number: int) -> None:
         self.key = key
-        self.dataset = dataset
         self.number = number
-        self.snapshot = snapshot.take(dataset)
+        self.loaders: list[weakref.ref[Any]] = []
+        self.base_files: Counter[str] = Counter()  # open before any fetch
+        self.adopt(dataset)
         self.batches = 0
         self.trained = 0  # gaps between its batches in which an optimizer stepped
         self.wait_s = 0.0
         self.passed = False
+
+    def adopt(self, dataset: Any) -> None:
+        """Take the dataset in its present state for the blocks to come."""
+        self.dataset = dataset
+        self.snapshot = snapshot.take(dataset)
+
+    def has_other_than(self, loader: Any) -> bool:
+        """Whether another loader of this identity is still alive."""
+        return any(found not in (None, loader) for found in (ref() for ref in self.loaders))
 
 
 class Runtime:
@@ -52,7 +64,7 @@ class Runtime:
         self.machine: Machine | None = None
         self._watches: dict[tuple[Any, ...], Watch] = {}
         self._hooked = False
-        self.open_files: list[str] = []
+        self.open_files: Counter[str] = Counter()
         mark(config["folder"], "torch")
         os.register_at_fork(after_in_child=self._forked)
 
@@ -67,7 +79,7 @@ class Runtime:
     def _forked(self) -> None:
         """A child of a rank is a worker or a helper: it drops our connection and stays untouched."""
         if self.machine is not None:
-            self.machine.client.close()
+            self.machine.forked()
             self.machine = None
             self.armed = False
 
@@ -107,19 +119,28 @@ class Runtime:
         shape = (
             loader.__dict__.get("_feedtune_site"),
             type(loader.sampler).__name__,
-            getattr(loader.batch_sampler, "batch_size", loader.batch_size),
+            repr(getattr(loader.batch_sampler, "batch_size", loader.batch_size)),
         )
         key = (*shape, id(dataset))
-        if key not in self._watches:
-            if not self._watches:
-                self.open_files = snapshot.open_data_files()
-            # A function that makes dataset and loader anew each epoch is still one identity.
-            for other in self._watches.values():
-                if other.key[:-1] == shape and _same_kind(other.dataset, dataset):
-                    self._watches[key] = other
-                    return other
-            self._watches[key] = Watch(key, dataset, len(set(map(id, self._watches.values()))))
-        return self._watches[key]
+        if not self._watches:
+            self.open_files = snapshot.open_data_files()
+        watch = self._watches.get(key) or self._successor(shape, loader)
+        if watch is None:
+            watch = Watch(key, dataset, len(set(map(id, self._watches.values()))))
+            watch.base_files = self.open_files
+        self._watches[key] = watch
+        if all(ref() is not loader for ref in watch.loaders):
+            watch.loaders = [ref for ref in watch.loaders if ref() is not None] + [weakref.ref(loader)]
+        return watch
+
+    def _successor(self, shape: tuple[Any, ...], loader: Any) -> Watch | None:
+        """A function that makes dataset and loader anew each epoch is one identity, once the old is gone."""
+        for watch in self._watches.values():
+            same = watch.key[:-1] == shape and _same_kind(watch.dataset, loader.dataset)
+            if same and not watch.has_other_than(loader):
+                watch.adopt(loader.dataset)
+                return watch
+        return None
 
     def wants(self, watch: Watch) -> bool:
         """Whether the loader is known to train by now."""
@@ -185,6 +206,9 @@ class Watched:
     def __iter__(self) -> Watched:
         return self
 
+    def __len__(self) -> int:
+        return len(self._view) if self._view is not None else len(self._inner)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
@@ -193,7 +217,8 @@ class Watched:
             return next(self._view)
         runtime = self.runtime
         if runtime.machine is not None:
-            runtime.machine.pause("eval")
+            if not self.watch.trained and not self.watch.passed:
+                runtime.machine.pause("eval")
             return next(self._inner)
         if self._steps_at_last is not None and runtime.optimizer_steps > self._steps_at_last:
             self.watch.trained += 1
@@ -210,7 +235,7 @@ class Watched:
         self._steps_at_last = runtime.optimizer_steps
         feed = self.feed()
         if feed is not None:
-            feed.deliver()
+            feed.deliver(self._inner)
         return batch
 
     def feed(self) -> Feed | None:
@@ -266,6 +291,14 @@ def _rank() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def _batch_size(loader: Any) -> int | None:
+    size = getattr(loader.batch_sampler, "batch_size", loader.batch_size)
+    try:
+        return None if size is None else int(size)
+    except (TypeError, ValueError):
+        return None  # a batch sampler of the script's own with batches of its own sizes
+
+
 def _describe(watched: Watched, runtime: Runtime) -> dict[str, Any]:
     """What the driver needs to know of the loader as the user wrote it."""
     import resource
@@ -277,18 +310,18 @@ def _describe(watched: Watched, runtime: Runtime) -> dict[str, Any]:
     site = loader.__dict__.get("_feedtune_site") or ()
     return {
         "number": watched.watch.number,
-        "num_workers": loader.num_workers,
-        "prefetch_factor": loader.prefetch_factor,
+        "num_workers": int(loader.num_workers),
+        "prefetch_factor": None if loader.prefetch_factor is None else int(loader.prefetch_factor),
         "pin_memory": bool(loader.pin_memory),
-        "persistent_workers": loader.persistent_workers,
-        "batch_size": getattr(loader.batch_sampler, "batch_size", loader.batch_size),
+        "persistent_workers": bool(loader.persistent_workers),
+        "batch_size": _batch_size(loader),
         "iterable": feed is None,
         "epoch_steps": feed.epoch_length if feed is not None else None,
         "dataset": type(loader.dataset).__name__,
         "site": f"{site[0][0]}:{site[0][1]}" if site else "",
         "optimizer_steps": runtime.optimizer_steps,
         "trained": watched.watch.trained > 0,
-        "open_files": runtime.open_files,
+        "open_files": sorted(runtime.open_files),
         "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "cuda": torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]  # torch's own gap
         "torch": str(torch.__version__),

@@ -7,61 +7,93 @@ dataset with the attributes it had before anybody fetched from it.
 
 from __future__ import annotations
 
+import enum
 import os
+import types
+from collections import Counter
 from typing import Any
 
 _DEPTH = 4  # Subset of ConcatDataset of ... : deeper nesting is left as it is
+_SMALL = 1000  # a longer container holds data, not handles; copying it each block would cost
+_LEFT_ALONE = (enum.Enum, type, types.ModuleType, types.FunctionType, types.MethodType)
 
 
-def take(dataset: Any, depth: int = _DEPTH) -> dict[int, dict[str, Any]]:
-    """Remember the attributes of a dataset and of the datasets inside it.
+def take(dataset: Any, depth: int = _DEPTH) -> dict[int, tuple[Any, Any]]:
+    """Remember a dataset and the objects and small containers inside it.
 
     Returns:
-        ``id(object) -> attributes``; objects without a ``__dict__`` are not in it.
+        ``id -> (object, its attributes or items)``; the objects are held, so that ids stay theirs.
     """
-    seen: dict[int, dict[str, Any]] = {}
+    seen: dict[int, tuple[Any, Any]] = {}
     _take(dataset, seen, depth)
     return seen
 
 
-def _take(dataset: Any, seen: dict[int, dict[str, Any]], depth: int) -> None:
-    attributes = getattr(dataset, "__dict__", None)
-    if depth == 0 or id(dataset) in seen or not isinstance(attributes, dict):
+def _take(value: Any, seen: dict[int, tuple[Any, Any]], depth: int) -> None:
+    if depth < 0 or id(value) in seen:
         return
-    seen[id(dataset)] = dict(attributes)
-    for value in list(attributes.values()):
-        for inner in value if isinstance(value, (list, tuple)) and len(value) < 1000 else (value,):
-            if _is_dataset(inner):
-                _take(inner, seen, depth - 1)
+    state = _state(value)
+    if state is None:
+        return
+    seen[id(value)] = (value, state)
+    for inner in state.values() if isinstance(state, dict) else state:
+        _take(inner, seen, depth - 1)
 
 
-def _is_dataset(value: Any) -> bool:
+def _state(value: Any) -> Any:
+    """A shallow copy of what can change in an object or container; ``None`` for all else."""
+    if type(value) in (dict, list, set) or isinstance(value, tuple):
+        if len(value) > _SMALL:
+            return None
+        return dict(value) if isinstance(value, dict) else list(value)
+    import torch
     from torch.utils.data import Dataset
 
-    return isinstance(value, Dataset)
+    attributes = getattr(value, "__dict__", None)
+    if not isinstance(attributes, dict) or isinstance(value, (*_LEFT_ALONE, torch.Tensor)):
+        return None
+    # An object without attributes is a marker that is compared by identity, unless it is a dataset.
+    return dict(attributes) if attributes or isinstance(value, Dataset) else None
 
 
-def fresh(dataset: Any, snapshot: dict[int, dict[str, Any]]) -> Any:
-    """A shallow copy with the remembered attributes; the dataset itself where it cannot be copied."""
-    attributes = snapshot.get(id(dataset))
-    if attributes is None:
-        return dataset
+def fresh(dataset: Any, snapshot: dict[int, tuple[Any, Any]]) -> Any:
+    """A copy in the remembered state; what cannot be copied is shared."""
+    return _fresh(dataset, snapshot, {})
+
+
+def _fresh(value: Any, snapshot: dict[int, tuple[Any, Any]], done: dict[int, Any]) -> Any:
+    if id(value) in done:
+        return done[id(value)]
+    if id(value) not in snapshot:
+        return value
+    state = snapshot[id(value)][1]
+    if isinstance(value, tuple):
+        items = [_fresh(item, snapshot, done) for item in state]
+        done[id(value)] = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return done[id(value)]
     try:
-        copy = object.__new__(type(dataset))
+        copy = object.__new__(type(value)) if hasattr(value, "__dict__") else type(value)()
     except TypeError:
-        return dataset  # a class on top of list, tensor or another C type
-    for name, value in attributes.items():
-        if _is_dataset(value):
-            value = fresh(value, snapshot)
-        elif isinstance(value, (list, tuple)) and any(id(item) in snapshot for item in value[:1000]):
-            value = type(value)([fresh(item, snapshot) for item in value])
-        copy.__dict__[name] = value
+        return value  # a class on top of list, tensor or another C type
+    done[id(value)] = copy  # before its parts: they may refer back to it
+    if isinstance(copy, list):
+        copy.extend(_fresh(item, snapshot, done) for item in state)
+    elif isinstance(copy, set):
+        copy.update(state)
+    elif isinstance(state, dict):
+        target = copy if type(value) is dict else copy.__dict__
+        target.update({name: _fresh(item, snapshot, done) for name, item in state.items()})
     return copy
 
 
-def open_data_files() -> list[str]:
-    """Regular files that this process holds open for reading: what forked workers would share."""
-    found = []
+def open_data_files() -> Counter[str]:
+    """Regular files that this process holds open for reading, and how often: workers would share them.
+
+    Memory-mapped files do not count: a mapping has no position that reads could disturb.
+    """
+    found: Counter[str] = Counter()
+    with open("/proc/self/maps", errors="replace") as file:
+        mapped = {line.split(None, 5)[5].rstrip("\n") for line in file if line.count("/")}
     for name in os.listdir("/proc/self/fd"):
         try:
             path = os.readlink(f"/proc/self/fd/{name}")
@@ -70,6 +102,29 @@ def open_data_files() -> list[str]:
         except (OSError, StopIteration):
             continue  # closed between listing and reading
         writable = flags & os.O_ACCMODE != os.O_RDONLY
-        if not writable and path.startswith("/") and not path.startswith(("/dev/", "/proc/", "/sys/")):
+        if not writable and path not in mapped and _is_data(path):
+            found[path] += 1
+    return found
+
+
+def _is_data(path: str) -> bool:
+    return path.startswith("/") and not path.startswith(("/dev/", "/proc/", "/sys/")) and os.path.isfile(path)
+
+
+def shared_files(
+    base: Counter[str], before: Counter[str], during: Counter[str], after: Counter[str]
+) -> list[str]:
+    """Files that fetching opens in a place which all copies of the dataset share.
+
+    Args:
+        base: open files before the first fetch.
+        before: before a block without workers.
+        during: at its end, the dataset's copy alive.
+        after: with the copy gone. A handle of the copy itself has come and gone with it.
+    """
+    found = []
+    for path in after:
+        own_handle = during[path] > before[path] and after[path] <= before[path]
+        if after[path] > base[path] and not own_handle:
             found.append(path)
-    return sorted(p for p in set(found) if os.path.isfile(p))
+    return sorted(found)

@@ -86,7 +86,7 @@ class Source:
             self.close()
             raise
         if self._feed is not None:
-            self._feed.deliver()
+            self._feed.deliver(self._iterator)
         return batch
 
     def measure_from_here(self) -> None:

@@ -29,6 +29,7 @@ class StartState:
     failures: list[Message] = field(default_factory=list)
     asked: dict[int, int] = field(default_factory=dict)  # rank -> k it waits for
     done: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)  # pids whose connection has ended
     loader: int | None = None
     heard_s: float = field(default_factory=time.monotonic)
     doing: str | None = None  # the last message came from a save or from between two epochs
@@ -55,6 +56,7 @@ class ControlServer:
         self._pauses: dict[int, set[int]] = defaultdict(set)
         self._starts: dict[int, StartState] = {}
         self._open: set[socket.socket] = set()
+        self._closed = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True, name="control").start()
@@ -90,8 +92,11 @@ class ControlServer:
     def close(self) -> None:
         """Close all connections; ranks that wait for an answer end."""
         with contextlib.suppress(OSError):
-            self._listener.close()
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
         with self._changed:
+            self._closed = True
+            self._changed.notify_all()
             for connection in list(self._open):
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
@@ -114,7 +119,10 @@ class ControlServer:
                     message = self._read(line)
                     if message is None:
                         return
-                    answer = self._handle(message, context)
+                    try:
+                        answer = self._handle(message, context)
+                    except (KeyError, TypeError):
+                        return  # the token is right, the message is not one of ours
                     if answer is not None:
                         connection.sendall(json.dumps(answer).encode() + b"\n")
         except OSError:
@@ -122,23 +130,24 @@ class ControlServer:
         finally:
             with self._changed:
                 self._open.discard(connection)
+                context.get("lost", set()).add(context.get("pid"))
 
     def _read(self, line: bytes) -> Message | None:
         """A message with the right token, else ``None``."""
         try:
             message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         if not isinstance(message, dict) or not isinstance(message.get("token"), str):
             return None
-        return message if hmac.compare_digest(message["token"], self._token) else None
+        return message if hmac.compare_digest(message["token"].encode(), self._token.encode()) else None
 
     def _handle(self, message: Message, context: Message) -> Message | None:
         kind = message.get("type")
         with self._changed:
+            state = self.start_state(message["start"] if kind == "hello" else context.get("start", 0))
             if kind == "hello":
-                context["start"] = message["start"]
-            state = self.start_state(context.get("start", 0))
+                context.update(start=message["start"], pid=message["pid"], lost=state.lost)
             state.heard_s = time.monotonic()
             state.doing = message.get("doing")
             answer = getattr(self, f"_on_{kind}", self._on_unknown)(message, state)
@@ -153,6 +162,9 @@ class ControlServer:
             # Two training loaders (GAN): the one that waits longer is tuned, the same on every rank.
             rivals = message.get("rivals") or []
             state.loader = max(rivals, key=lambda pair: pair[1])[0] if len(rivals) > 1 else None
+        before = state.hellos.get(message["rank"])
+        if before is not None and before["pid"] != message["pid"] and before["pid"] not in state.lost:
+            return {"ok": False}  # a second program that calls itself the same rank: it trains on untouched
         if state.loader is None or state.loader == message["loader"].get("number", state.loader):
             state.hellos[message["rank"]] = message
         return {"ok": True} if state.loader is None else {"ok": True, "loader": state.loader}
@@ -160,14 +172,14 @@ class ControlServer:
     def _on_plan(self, message: Message, state: StartState) -> Message:
         k = message["k"]
         if k is None:  # first question of a start: the block that is being done now
-            self._changed.wait_for(lambda: bool(self._plans))
-            k = max(self._plans)
+            self._changed.wait_for(lambda: bool(self._plans) or self._closed)
+            k = max(self._plans, default=0)
         state.asked[message["rank"]] = k
         self._changed.notify_all()
-        self._changed.wait_for(lambda: k in self._plans)
+        self._changed.wait_for(lambda: k in self._plans or self._closed)
         state.asked.pop(message["rank"], None)
         state.heard_s = time.monotonic()
-        return self._plans[k]
+        return self._plans[k]  # a KeyError once the server is closed: the connection ends
 
     def _on_mark(self, message: Message, _: StartState) -> Message:
         key = (message["k"], message["mark"])

@@ -69,6 +69,7 @@ class Session:
         self.worker_bytes: int | None = None
         self.batch: tuple[int, int, int] | None = None  # elements, bytes, tensors
         self.cloned = False
+        self.shared_files: set[str] = set()
         self._k = 0
         self._offsets: dict[int, int] = {}
         self._blocks_in_start = 0
@@ -211,6 +212,7 @@ class Session:
             self.worker_bytes = max(filter(None, (self.worker_bytes, end["worker_bytes"])), default=None)
             self.batch = tuple(end["sizes"]) if end["sizes"] else self.batch
             self.cloned = self.cloned or end["cloned"]
+            self.shared_files |= set(end["shared_files"])
         if plan.cache:
             self._cache_plan = plan
             self._cached = all(end["cached"] for end in ends.values())

@@ -308,7 +308,8 @@ class Tuning:
         from feedtune.search import Search
 
         search = Search(self.run_dir.journal, space, own)
-        for _ in range(self.options.trials):
+        trials = self.options.trials + (not space.single)  # the user's own settings are no trial
+        for _ in range(trials):
             if self._time_is_up():
                 self.answer.cut_short = True
                 return
@@ -354,7 +355,7 @@ class Tuning:
             ram_bytes=now.ram_available_bytes or _UNKNOWN,
             shm_bytes=now.shm_free_bytes or _UNKNOWN,
             nofile=hello["loader"]["nofile"],
-            open_in_main=tuple(hello["loader"]["open_files"]),
+            open_in_main=(*hello["loader"]["open_files"], *sorted(self.session.shared_files)),
             default_workers=hello["loader"]["num_workers"],
         )
 

@@ -131,7 +131,7 @@ def document(answer: Answer, blocks: Sequence[BlockResult], facts: Facts) -> dic
 
 def decide(answer: Answer, blocks: Sequence[BlockResult], own: Side | None) -> Outcome:
     """The outcome; ``data_bound`` needs a search that has really looked at worker counts."""
-    if answer.gain is not None and answer.gain.proven:
+    if answer.gain is not None and answer.gain.proven and answer.winner != answer.own:
         return "gain"
     if own is None or own.rate is None or (answer.interrupted and answer.gain is None):
         return "failed"
