@@ -77,7 +77,7 @@ class BlockResult:
     """What a block measured.
 
     Attributes:
-        rate: steps of the job a second over whole worker cycles.
+        rate: steps of the job a second over whole worker cycles, at most what the workers can make.
         spread: coefficient of variation of the rate over sub-stretches of whole cycles.
         starvation: ``1 - rate / ceiling``; ``None`` before the ceiling is known.
         wait_share: share of the measured time in which the slowest rank waited in ``next()``.

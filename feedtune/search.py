@@ -16,7 +16,7 @@ from feedtune.settings import LoaderSettings
 
 _TRIES_FOR_NEW = 20  # the space is small: a sampler that only repeats itself has seen it all
 
-_PATIENCE = 2  # sampled settings in vain, after the climb has found its place
+_PATIENCE = 1  # sampled settings in vain, after the climb has found its place
 
 
 class Search:

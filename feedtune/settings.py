@@ -87,8 +87,10 @@ def parse_fixed(items: list[str]) -> dict[str, int | bool]:
             if text.lower() not in ("true", "false"):
                 raise BadInput(f"--set {item}: '{text}' is neither true nor false")
             fixed[name] = text.lower() == "true"
-        elif text.isdecimal() and (name == "num_workers" or int(text) > 0):
+        elif text.isdecimal():
             fixed[name] = int(text)
+            if name == "prefetch_factor" and fixed[name] < 1:
+                raise BadInput(f"--set {item}: prefetch_factor is 1 or more")
         else:
-            raise BadInput(f"--set {item}: '{text}' is not a number that it can be")
+            raise BadInput(f"--set {item}: '{text}' is not a whole number")
     return fixed

@@ -81,8 +81,9 @@ def next_seed(
     """The next settings of the climb; ``None`` when it is over.
 
     Order: the user's own settings, unlabelled; doublings of the worker count while they pay; the rungs
-    beside the best; its prefetch and pinning; one rung below the start; no workers at all, last, since
-    whatever the dataset opens in the main process would be shared by workers forked after it.
+    beside the best; its prefetch and pinning; one rung below the start, if the best is there; no
+    workers at all, last, since workers forked later would share what the dataset opens in the main
+    process.
 
     Args:
         space: what may be searched.
@@ -108,18 +109,26 @@ def _order(
     order += climb
     if climb and climb[-1] not in rates:
         return order  # still climbing
-    best = max((s for s in rates if rates[s]), key=lambda s: rates[s] or 0.0, default=None)
+    best = _best(rates)
     if best is None or best.num_workers == 0:
         return [*order, base.with_values(num_workers=1), LoaderSettings(0, None, space.pin[-1])]
     index = space.workers.index(best.num_workers) if best.num_workers in space.workers else 0
     for neighbour in (index + 1, index - 1):
         if 0 <= neighbour < len(space.workers) and space.workers[neighbour] > 0:
-            order.append(best.with_values(num_workers=space.workers[neighbour]))
+            order.append(base.with_values(num_workers=space.workers[neighbour]))
     order.append(best.with_values(prefetch_factor=(best.prefetch_factor or DEFAULT_PREFETCH) * 2))
     order += [best.with_values(pin_memory=pin) for pin in space.pin if pin != best.pin_memory]
-    lower = [w for w in space.workers if 0 < w < space.start]
-    order += [base.with_values(num_workers=w) for w in lower[-1:]]
+    if best.num_workers <= space.start:
+        lower = [w for w in space.workers if 0 < w < space.start]
+        order += [base.with_values(num_workers=w) for w in lower[-1:]]
     return [*order, LoaderSettings(0, None, own.pin_memory)]
+
+
+def _best(rates: Mapping[LoaderSettings, float | None]) -> LoaderSettings | None:
+    """The cheapest settings within 2 % of the highest rate: noise alone must not pull the search along."""
+    highest = max((rate for rate in rates.values() if rate), default=0.0)
+    near = [s for s, rate in rates.items() if rate and rate >= highest * (1 - POLICY.near_best)]
+    return min(near, key=lambda s: s.cost, default=None)
 
 
 def _default(prefetch: tuple[int, ...]) -> int:

@@ -12,8 +12,12 @@ MARK_EVERY_S = 5.0  # a block that turns out slow is looked at again after so lo
 
 
 def warmup_steps(num_workers: int, prefetch_factor: int | None) -> int:
-    """Steps until the pipeline is steady: a full turnover of what is in flight."""
-    return max(2, num_workers * (prefetch_factor or 0))
+    """Steps until the pipeline is steady: a full turnover of what is in flight, and one cycle more.
+
+    While the last worker starts, the first ones fill the queue; a fast loop empties it in one turnover
+    and in what the workers add meanwhile.
+    """
+    return max(2, num_workers * ((prefetch_factor or 0) + 1))
 
 
 def next_chunk(

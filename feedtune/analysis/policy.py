@@ -15,7 +15,9 @@ class Policy:
         gpu_bound: starvation below this leaves no gain of ``min_gain`` to be had.
         critical: starvation from this on is worth a sentence on the data, not only on the loader [3].
         unstable: coefficient of variation inside a block above which its rate is called unstable [2].
-        above_bound: a rate above workers / time of a batch in a worker by more than this is an error.
+        above_bound: a rate above workers / time of a batch in a worker by more than this is unstable.
+        noisy: coefficient of variation from which a confirmation measures longer.
+        longer: and how many times longer.
         uneven: spread of elements a batch above which rates are compared per element.
         ladder_step: a doubling of workers that brings less than this ends the climb.
         fill: share of a limit (memory, /dev/shm, descriptors) that a trial may fill.
@@ -28,6 +30,8 @@ class Policy:
     critical: float = 0.10
     unstable: float = 0.10
     above_bound: float = 0.03
+    noisy: float = 0.03
+    longer: float = 2.5
     uneven: float = 0.05
     ladder_step: float = 0.03
     fill: float = 0.8

@@ -147,7 +147,7 @@ class ControlServer:
         with self._changed:
             state = self.start_state(message["start"] if kind == "hello" else context.get("start", 0))
             if kind == "hello":
-                context.update(start=message["start"], pid=message["pid"], lost=state.lost)
+                context.update(start=message["start"], pid=message.get("pid"), lost=state.lost)
             state.heard_s = time.monotonic()
             state.doing = message.get("doing")
             answer = getattr(self, f"_on_{kind}", self._on_unknown)(message, state)
@@ -163,7 +163,8 @@ class ControlServer:
             rivals = message.get("rivals") or []
             state.loader = max(rivals, key=lambda pair: pair[1])[0] if len(rivals) > 1 else None
         before = state.hellos.get(message["rank"])
-        if before is not None and before["pid"] != message["pid"] and before["pid"] not in state.lost:
+        pid = message.get("pid")
+        if before is not None and before.get("pid") not in (pid, *state.lost):
             return {"ok": False}  # a second program that calls itself the same rank: it trains on untouched
         if state.loader is None or state.loader == message["loader"].get("number", state.loader):
             state.hellos[message["rank"]] = message

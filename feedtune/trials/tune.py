@@ -242,11 +242,7 @@ class Tuning:
     def _run(self, plan: BlockPlan) -> BlockResult:
         """Run a block, keep its result, and say a line."""
         begun = time.monotonic()
-        result = self.session.run(plan)
-        if result.reason == "above_bound":  # an error of measurement, not of the settings: once more, longer
-            self._keep(result)
-            result = self.session.run(replace(plan, target_s=2 * plan.target_s))
-        result = self._with_starvation(result)
+        result = self._with_starvation(self.session.run(plan))
         loader = self.answer.hello["loader"]
         if plan.kind != "ceiling":
             result = with_edges(result, loader["epoch_steps"], loader["persistent_workers"])
@@ -376,15 +372,22 @@ class Tuning:
         self.answer.winner = winner.settings
         blocks: dict[str, list[BlockResult]] = {"A": [], "B": []}
         sides = {"A": own, "B": winner.settings}
+        target = {side: self._confirm_seconds(settings) for side, settings in sides.items()}
         for pair in range(self.options.pairs):
             for side in "AB" if pair % 2 == 0 else "BA":
-                result = self._run(self._plan("confirm", sides[side]))
+                result = self._run(self._plan("confirm", sides[side], target_s=target[side]))
                 if not result.measured:
                     self.answer.note = f"the confirmation failed ({result.reason}): {result.detail}"
                     return
                 blocks[side].append(result)
         self.answer.confirmed = blocks
         self.answer.gain = paired_gain(*([b.speed for b in blocks[side]] for side in "AB"))
+
+    def _confirm_seconds(self, settings: LoaderSettings) -> float:
+        """Measured seconds of a confirmation block: settings whose rate varies are measured longer."""
+        spreads = [b.spread or 0.0 for b in self._candidates() if b.settings == settings]
+        noisy = max(spreads, default=0.0) >= POLICY.noisy
+        return self.options.block_s * (POLICY.longer if noisy else 1.0)
 
 
 def _loader_line(hello: Message) -> str:

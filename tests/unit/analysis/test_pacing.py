@@ -23,7 +23,7 @@ def plan(workers: int = 4, **changes) -> BlockPlan:
 
 
 def test_the_warm_up_is_one_turnover() -> None:
-    assert warmup_steps(8, 4) == 32
+    assert warmup_steps(8, 4) == 40
     assert warmup_steps(0, None) == 2
     assert warmup_steps(1, 1) == 2
 
