@@ -72,7 +72,7 @@ def tune(
     Example: feedtune tune -- torchrun --nproc_per_node=4 train.py --epochs 90
     """  # fmt: skip
     from feedtune.report.terminal import print_tune
-    from feedtune.trials.tune import TuneOptions
+    from feedtune.trials.options import TuneOptions
     from feedtune.trials.tune import tune as run_tune
     from shard_tools.console import print_json, say
 
@@ -99,6 +99,8 @@ def tune(
         print_json(document)
     else:
         print_tune(document)
+    if document["outcome"] == "failed":
+        raise typer.Exit(1)
 
 
 def _command(

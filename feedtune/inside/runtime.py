@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,40 +11,16 @@ from typing import Any
 
 from . import snapshot
 from .client import Client
-from .feed import Feed, RecordedSampler
+from .identity import Watch, batch_size_of, same_kind, shape_of
 from .machine import Machine, View
 from .signs import mark
-from .swap import shut_down
+from .watched import Watched
 
 # The loader that trains is the one between whose batches optimizer steps fall; one such step could be
 # a leftover of a loop before, two in a row are not.
 _STEPS_TO_TRUST = 2
 # With no optimizer step after so many batches, the loader with most batches is taken, said openly.
 _BATCHES_WITHOUT_OPTIMIZER = 200
-
-
-class Watch:
-    """What is known of one loader identity, over all loader objects that share it."""
-
-    def __init__(self, key: tuple[Any, ...], dataset: Any, number: int) -> None:
-        self.key = key
-        self.number = number
-        self.loaders: list[weakref.ref[Any]] = []
-        self.base_files: Counter[str] = Counter()  # open before any fetch
-        self.adopt(dataset)
-        self.batches = 0
-        self.trained = 0  # gaps between its batches in which an optimizer stepped
-        self.wait_s = 0.0
-        self.passed = False
-
-    def adopt(self, dataset: Any) -> None:
-        """Take the dataset in its present state for the blocks to come."""
-        self.dataset = dataset
-        self.snapshot = snapshot.take(dataset)
-
-    def has_other_than(self, loader: Any) -> bool:
-        """Whether another loader of this identity is still alive."""
-        return any(found not in (None, loader) for found in (ref() for ref in self.loaders))
 
 
 class Runtime:
@@ -116,11 +91,7 @@ class Runtime:
     def _watch(self, loader: Any) -> Watch:
         """The identity of a loader: where it was made, its dataset, its sampler's type, its batch size."""
         dataset = loader.dataset
-        shape = (
-            loader.__dict__.get("_feedtune_site"),
-            type(loader.sampler).__name__,
-            repr(getattr(loader.batch_sampler, "batch_size", loader.batch_size)),
-        )
+        shape = shape_of(loader)
         key = (*shape, id(dataset))
         if not self._watches:
             self.open_files = snapshot.open_data_files()
@@ -136,7 +107,7 @@ class Runtime:
     def _successor(self, shape: tuple[Any, ...], loader: Any) -> Watch | None:
         """A function that makes dataset and loader anew each epoch is one identity, once the old is gone."""
         for watch in self._watches.values():
-            same = watch.key[:-1] == shape and _same_kind(watch.dataset, loader.dataset)
+            same = watch.key[:-1] == shape and same_kind(watch.dataset, loader.dataset)
             if same and not watch.has_other_than(loader):
                 watch.adopt(loader.dataset)
                 return watch
@@ -190,98 +161,6 @@ class Runtime:
             os.environ.pop("PYTHONPATH", None)
 
 
-class Watched:
-    """An ordinary loader iterator, with each batch counted; the loop cannot tell the difference."""
-
-    def __init__(self, runtime: Runtime, watch: Watch, loader: Any, iterate: Callable[[Any], Any]) -> None:
-        self.runtime = runtime
-        self.watch = watch
-        self.loader = loader
-        self.delivered = 0
-        self._view: View | None = None
-        self._steps_at_last: int | None = None
-        self._inner = _iterate_recorded(loader, iterate)
-        mark(runtime.config["folder"], "iterated")
-
-    def __iter__(self) -> Watched:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._view) if self._view is not None else len(self._inner)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def __next__(self) -> Any:
-        if self._view is not None:
-            return next(self._view)
-        runtime = self.runtime
-        if runtime.machine is not None:
-            if not self.watch.trained and not self.watch.passed:
-                runtime.machine.pause("eval")
-            return next(self._inner)
-        if self._steps_at_last is not None and runtime.optimizer_steps > self._steps_at_last:
-            self.watch.trained += 1
-        if runtime.wants(self.watch):
-            self._view = runtime.take_over(self)
-            if self._view is not None:
-                return next(self._view)
-        start = time.monotonic()
-        batch = next(self._inner)
-        if self.delivered:
-            self.watch.wait_s += time.monotonic() - start  # the first batch pays for starting workers
-        self.delivered += 1
-        self.watch.batches += 1
-        self._steps_at_last = runtime.optimizer_steps
-        feed = self.feed()
-        if feed is not None:
-            feed.deliver(self._inner)
-        return batch
-
-    def feed(self) -> Feed | None:
-        """What the iterator has handed out; ``None`` for iterable data."""
-        sampler = getattr(self._inner, "_index_sampler", None)
-        return sampler.feed if isinstance(sampler, RecordedSampler) else None
-
-    def stop(self) -> Feed | None:
-        """End the original iterator; its undelivered batches are in the feed that is returned.
-
-        Returns:
-            The feed of a map-style loader, ``None`` for iterable data.
-        """
-        feed = self.feed()
-        shut_down(self._inner)
-        self.loader.__dict__["_iterator"] = None
-        self._inner = None
-        if feed is None:
-            return None
-        feed.give_back()
-        feed.endless = True
-        return feed
-
-
-def _iterate_recorded(loader: Any, iterate: Callable[[Any], Any]) -> Any:
-    """The loader's own iterator, made over an index sampler that remembers what it hands out."""
-    from torch.utils.data import IterableDataset
-
-    name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
-    if isinstance(loader.dataset, IterableDataset):
-        return iterate(loader)
-    original = loader.__dict__[name]
-    loader.__dict__[name] = RecordedSampler(original)
-    try:
-        return iterate(loader)
-    finally:
-        loader.__dict__[name] = original
-
-
-def _same_kind(one: Any, other: Any) -> bool:
-    try:
-        return type(one) is type(other) and bool(len(one) == len(other))
-    except TypeError:
-        return False  # no length: two iterable datasets stay two
-
-
 def _rank() -> tuple[int, int]:
     """``(rank, world size)``; the environment can lack both (Lightning's rank 0)."""
     import torch.distributed as dist
@@ -289,14 +168,6 @@ def _rank() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _batch_size(loader: Any) -> int | None:
-    size = getattr(loader.batch_sampler, "batch_size", loader.batch_size)
-    try:
-        return None if size is None else int(size)
-    except (TypeError, ValueError):
-        return None  # a batch sampler of the script's own with batches of its own sizes
 
 
 def _describe(watched: Watched, runtime: Runtime) -> dict[str, Any]:
@@ -314,7 +185,7 @@ def _describe(watched: Watched, runtime: Runtime) -> dict[str, Any]:
         "prefetch_factor": None if loader.prefetch_factor is None else int(loader.prefetch_factor),
         "pin_memory": bool(loader.pin_memory),
         "persistent_workers": bool(loader.persistent_workers),
-        "batch_size": _batch_size(loader),
+        "batch_size": batch_size_of(loader),
         "iterable": feed is None,
         "epoch_steps": feed.epoch_length if feed is not None else None,
         "dataset": type(loader.dataset).__name__,

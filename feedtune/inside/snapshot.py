@@ -13,7 +13,7 @@ import types
 from collections import Counter
 from typing import Any
 
-_DEPTH = 4  # Subset of ConcatDataset of ... : deeper nesting is left as it is
+_DEPTH = 6  # Subset of ConcatDataset of ... (each list counts too): deeper nesting is left as it is
 _SMALL = 1000  # a longer container holds data, not handles; copying it each block would cost
 _LEFT_ALONE = (enum.Enum, type, types.ModuleType, types.FunctionType, types.MethodType)
 

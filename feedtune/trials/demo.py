@@ -10,7 +10,8 @@ from typing import Any
 
 from feedtune.rundir import default_runs_folder
 from feedtune.settings import LoaderSettings
-from feedtune.trials.tune import TuneOptions, tune
+from feedtune.trials.options import TuneOptions
+from feedtune.trials.tune import tune
 from feedtune.trials.workload import vision_command
 from shard_tools.errors import BadAnswer, BadInput
 from shard_tools.units import format_bytes, format_count, format_seconds

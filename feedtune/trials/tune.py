@@ -6,14 +6,14 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from feedtune.analysis.blocks import with_edges
-from feedtune.analysis.climb import DEFAULT_MAX_WORKERS, Space, make_space
+from feedtune.analysis.climb import Space, make_space
 from feedtune.analysis.limits import Needs, broken_limit
 from feedtune.analysis.pacing import next_chunk, warmup_steps
 from feedtune.analysis.policy import POLICY
@@ -25,6 +25,8 @@ from feedtune.machine import Machine, read_machine
 from feedtune.records import BlockKind, BlockPlan, BlockResult
 from feedtune.rundir import RUN_FORMAT, RunDir, redact
 from feedtune.settings import LoaderSettings
+from feedtune.trials.lines import block_line, loader_line
+from feedtune.trials.options import TuneOptions, check_out, run_name
 from feedtune.trials.server import ControlServer, Message
 from feedtune.trials.session import Launch, Session, started_inside_a_launcher
 from feedtune.trials.verdict import Answer, Facts, document
@@ -34,35 +36,6 @@ _CACHED_BATCHES = 10
 _CACHE_SHARE = 0.05  # of free memory, over all ranks
 _BASELINE_TRIES = 3
 _UNKNOWN = 1 << 60  # a limit that the machine does not tell
-
-
-@dataclass(frozen=True)
-class TuneOptions:
-    """What the user asks for.
-
-    Attributes:
-        command: the training command, as it is typed without feedtune.
-        out: run folder; ``None`` makes one outside the work folder.
-        budget_s: seconds that the whole tuning should take.
-        trials: settings measured before the confirmation.
-        pairs: interleaved pairs of the confirmation; at least 4 for a usable interval.
-        block_s: measured seconds of a block.
-        max_workers: upper bound of workers a rank.
-        fixed: settings held fast.
-        writable: folders that the script really writes.
-    """
-
-    command: Sequence[str]
-    out: Path | None = None
-    budget_s: float = 120.0
-    trials: int = 12
-    pairs: int = 4
-    block_s: float = 1.2
-    max_workers: int = DEFAULT_MAX_WORKERS
-    fixed: Mapping[str, int | bool] = field(default_factory=dict)
-    writable: Sequence[Path] = ()
-    start_timeout_s: float = 900.0
-    guard: str = "auto"
 
 
 def tune(options: TuneOptions, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -84,29 +57,10 @@ def tune(options: TuneOptions, tell: Callable[[str], None]) -> dict[str, Any]:
             f"feedtune was started by {launcher} once a rank",
             f"put it in front: feedtune tune -- {launcher} ...",
         )
-    _check_out(options.out)
-    run = RunDir.new(options.out, _name(options.command))
+    check_out(options.out)
+    run = RunDir.new(options.out, run_name(options.command))
     with _terminable():
         return Tuning(options, run, tell).run()
-
-
-def _check_out(out: Path | None) -> None:
-    """Refuse run folders that would undo the write guard or break PYTHONPATH."""
-    if out is None:
-        return
-    path, cwd = Path(os.path.realpath(out)), Path.cwd()
-    if path == cwd or path in cwd.parents:
-        raise BadInput(
-            f"--out {out} holds the work folder, and the run folder is really written",
-            "name a folder of its own",
-        )
-    if os.pathsep in str(path):
-        raise BadInput(f"--out {out}: a '{os.pathsep}' in its path would split PYTHONPATH", "name another")
-
-
-def _name(command: Sequence[str]) -> str:
-    scripts = [Path(word).stem for word in command if word.endswith(".py")]
-    return scripts[0] if scripts else Path(command[0]).name
 
 
 @contextmanager
@@ -171,6 +125,7 @@ class Tuning:
             self.session.finish()
         except KeyboardInterrupt:
             self.answer.interrupted = True
+            self.tell(f"interrupted; what was measured until now is in {self.run_dir.path}")
             raise
         finally:
             self.session.stop()
@@ -210,7 +165,7 @@ class Tuning:
         self.answer.hello = hello
         own = LoaderSettings.from_dict(hello["loader"])
         self.answer.own = own
-        self.tell(f"training loader: {_loader_line(hello)}")
+        self.tell(f"training loader: {loader_line(hello)}")
         baseline = self._baseline(own)
         self._ceilings(bool(hello["loader"]["cuda"]), baseline)
         space = make_space(
@@ -254,7 +209,7 @@ class Tuning:
     def _keep(self, result: BlockResult) -> None:
         self.blocks.append(result)
         self.run_dir.append_json("blocks.jsonl", result.as_dict())
-        self.tell(f"{time.monotonic() - self.begun:5.0f} s  {_block_line(result)}")
+        self.tell(f"{time.monotonic() - self.begun:5.0f} s  {block_line(result)}")
 
     def _baseline(self, own: LoaderSettings) -> BlockResult:
         cache_bytes = int(_CACHE_SHARE * (self.machine.ram_available_bytes or 0) / max(1, self._world()))
@@ -388,26 +343,3 @@ class Tuning:
         spreads = [b.spread or 0.0 for b in self._candidates() if b.settings == settings]
         noisy = max(spreads, default=0.0) >= POLICY.noisy
         return self.options.block_s * (POLICY.longer if noisy else 1.0)
-
-
-def _loader_line(hello: Message) -> str:
-    loader = hello["loader"]
-    length = f", {loader['epoch_steps']} batches an epoch" if loader["epoch_steps"] else ""
-    ranks = f"{hello['world']} ranks" if hello["world"] > 1 else "1 process"
-    chosen = "" if loader["trained"] else " (no optimizer step was seen: it is the loader with most batches)"
-    return (
-        f"{loader['dataset']} at {loader['site']}, num_workers={loader['num_workers']}, "
-        f"batch size {loader['batch_size']}{length}, {ranks}{chosen}"
-    )
-
-
-def _block_line(block: BlockResult) -> str:
-    what = f"{block.kind:<9} {block.settings.arguments():<58}"
-    if block.kind == "ceiling":
-        kind = "pinned" if block.settings.pin_memory else "pageable"
-        what = f"{block.kind:<9} {'cached batches, ' + kind:<58}"
-    if not block.measured:
-        return f"{what} {block.state}: {block.reason} {block.detail.splitlines()[-1] if block.detail else ''}"
-    starved = f"  starved {block.starvation:6.1%}" if block.starvation is not None else ""
-    unstable = f"  unstable ({block.reason})" if block.state == "unstable" else ""
-    return f"{what} {block.rate:9.2f} steps/s{starved}{unstable}"

@@ -1,0 +1,60 @@
+"""What a user asks of a tuning, and where its run folder may lie."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from feedtune.analysis.climb import DEFAULT_MAX_WORKERS
+from shard_tools.errors import BadInput
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """What the user asks for.
+
+    Attributes:
+        command: the training command, as it is typed without feedtune.
+        out: run folder; ``None`` makes one outside the work folder.
+        budget_s: seconds that the whole tuning should take.
+        trials: settings measured before the confirmation.
+        pairs: interleaved pairs of the confirmation; at least 4 for a usable interval.
+        block_s: measured seconds of a block.
+        max_workers: upper bound of workers a rank.
+        fixed: settings held fast.
+        writable: folders that the script really writes.
+    """
+
+    command: Sequence[str]
+    out: Path | None = None
+    budget_s: float = 120.0
+    trials: int = 12
+    pairs: int = 4
+    block_s: float = 1.2
+    max_workers: int = DEFAULT_MAX_WORKERS
+    fixed: Mapping[str, int | bool] = field(default_factory=dict)
+    writable: Sequence[Path] = ()
+    start_timeout_s: float = 900.0
+    guard: str = "auto"
+
+
+def check_out(out: Path | None) -> None:
+    """Refuse run folders that would undo the write guard or break PYTHONPATH."""
+    if out is None:
+        return
+    path, cwd = Path(os.path.realpath(out)), Path.cwd()
+    if path == cwd or path in cwd.parents:
+        raise BadInput(
+            f"--out {out} holds the work folder, and the run folder is really written",
+            "name a folder of its own",
+        )
+    if os.pathsep in str(path):
+        raise BadInput(f"--out {out}: a '{os.pathsep}' in its path would split PYTHONPATH", "name another")
+
+
+def run_name(command: Sequence[str]) -> str:
+    """A name for the run folder: the script's, else the program's."""
+    scripts = [Path(word).stem for word in command if word.endswith(".py")]
+    return scripts[0] if scripts else Path(command[0]).name
