@@ -15,7 +15,7 @@ P
 [ -d /tmp/photos ] || python3 /tmp/photos.py
 export TUNE="--budget 150 --max-workers 32"
 common="--data /tmp/photos --model resnet50 --batch-size 128 --amp --channels-last --num-workers 4"
-echo "== one process, ResNet-50"; python3 tests/bench/tune_truth.py vision $common
+[ -n "${ONLY_MULTI:-}" ] || { echo "== one process, ResNet-50"; python3 tests/bench/tune_truth.py vision $common; }
 gpus=$(python3 -c 'import torch; print(torch.cuda.device_count())')
 if [ "$gpus" -gt 1 ]; then
   echo "== $gpus ranks, NCCL"; python3 tests/bench/tune_truth.py vision $common --nproc "$gpus"
