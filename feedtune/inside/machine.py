@@ -235,7 +235,7 @@ class Machine:
         end = time.monotonic()
         worker_s = block.source.worker_seconds() if block.source is not None else None
         if block.source is not None:
-            self._close_source(block, block.source)
+            self._close_source(block)
         swap_s = time.monotonic() - end
         with open(self._path, "a") as file:
             file.writelines(
@@ -261,13 +261,15 @@ class Machine:
             }
         )
 
-    def _close_source(self, block: Block, source: Source) -> None:
+    def _close_source(self, block: Block) -> None:
         """End the block's loader; after one without workers, look for files it has left open here."""
+        source = block.source
+        assert source is not None
         during = snapshot.open_data_files() if block.files is not None else None
         source.close()
         if block.files is None or during is None:
             return
-        block.source = None
+        block.source = source = None  # the last references to the dataset's copy
         gc.collect()  # cycles inside a dataset would keep its handles
         shared = snapshot.shared_files(self._base_files, block.files, during, snapshot.open_data_files())
         self._shared = sorted({*self._shared, *shared})
