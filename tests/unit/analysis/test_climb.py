@@ -116,6 +116,31 @@ def test_the_climb_ends_where_settings_fail() -> None:
     assert LoaderSettings(6) in rates
 
 
+def test_no_workers_come_last_where_the_user_allows_no_others() -> None:
+    own = LoaderSettings(8)
+    asked = list(climb(space_of(own, max_workers=0), own, lambda s: 1.0 + s.num_workers))
+    assert [settings.num_workers == 0 for settings in asked] == [False] * (len(asked) - 1) + [True]
+
+
+def test_the_neighbours_of_the_best_keep_the_users_prefetch() -> None:
+    """Only the best itself is tried with a deeper queue: one thing changes at a time."""
+    own = LoaderSettings(0)
+    rates = climb(space_of(own), own, lambda s: 100 - abs(s.num_workers - 12) + (s.prefetch_factor or 0))
+    assert {s.prefetch_factor for s in rates if s.num_workers in (6, 16, 24)} == {2}
+    assert LoaderSettings(12, 4) in rates
+
+
+def test_noise_of_two_percent_does_not_pull_the_climb_along() -> None:
+    """Eight workers read a little higher than four by chance: the search goes on beside four."""
+    own = LoaderSettings(0)
+    noisy = {0: 10.0, 2: 50.0, 4: 100.0, 8: 101.5}
+    rates = climb(space_of(own), own, lambda s: noisy.get(s.num_workers, 90.0))
+    assert {LoaderSettings(3), LoaderSettings(6)} <= set(rates)
+    assert not {s.num_workers for s in rates} & {12, 16}
+    assert LoaderSettings(4, 4) in rates
+    assert LoaderSettings(8, 4) not in rates
+
+
 def test_the_neighbours_of_the_best_are_asked_for() -> None:
     own = LoaderSettings(0)
     rates = climb(space_of(own), own, lambda s: 100 - abs(s.num_workers - 12))

@@ -22,33 +22,36 @@ def plan(workers: int = 4, **changes) -> BlockPlan:
     return BlockPlan(0, "candidate", LoaderSettings(workers), **{**values, **changes})
 
 
-def test_the_warm_up_is_one_turnover() -> None:
-    assert warmup_steps(8, 4) == 40
-    assert warmup_steps(0, None) == 2
-    assert warmup_steps(1, 1) == 2
+@pytest.mark.parametrize(
+    ("workers", "prefetch", "steps"), [(8, 4, 40), (2, 2, 6), (1, 2, 3), (1, 1, 2), (0, None, 2)]
+)
+def test_the_warm_up_is_one_turnover_and_a_cycle(workers, prefetch, steps) -> None:
+    assert warmup_steps(workers, prefetch) == steps
 
 
 def test_a_block_goes_on_until_its_target() -> None:
-    # 8 warm-up steps and 12 clean ones of 0.01 s: 1.08 s are left.
-    assert next_chunk(plan(), 20, (), 0.01, 0.3) == 108
-    assert next_chunk(plan(), 128, (), 0.01, 1.4) == 0
+    # 12 warm-up steps and 12 clean ones of 0.01 s: 1.08 s are left.
+    assert next_chunk(plan(), 24, (), 0.01, 0.3) == 108
+    assert next_chunk(plan(), 128, (), 0.01, 1.4) > 0
+    assert next_chunk(plan(), 132, (), 0.01, 1.4) == 0
 
 
 def test_marks_are_at_most_so_far_apart() -> None:
-    assert next_chunk(plan(target_s=100.0, max_s=999.0), 20, (), 0.01, 0.3) == MARK_EVERY_S / 0.01
+    assert next_chunk(plan(target_s=100.0, max_s=999.0), 24, (), 0.01, 0.3) == MARK_EVERY_S / 0.01
 
 
 def test_the_end_comes_at_max_s_whatever_is_missing() -> None:
-    assert next_chunk(plan(), 20, (19,), None, 9.6) == 0
-    assert next_chunk(plan(), 20, (), 0.01, 9.7) == 0
+    assert next_chunk(plan(), 24, (23,), None, 9.6) == 0
+    assert next_chunk(plan(), 24, (), 0.01, 9.7) == 0
+    assert next_chunk(plan(), 24, (), 0.01, 9.5) > 0
 
 
 def test_a_slow_block_stops_early_but_not_before_its_cycles() -> None:
     slow = plan(target_s=60.0, max_s=600.0, stop_below=50.0)
-    assert next_chunk(slow, 20, (), 0.1, 2.0) == 0
-    assert next_chunk(slow, 20, (), 0.01, 2.0) > 0
-    assert next_chunk(slow, 16, (), 0.1, 2.0) > 0  # two cycles of four after the warm-up
-    assert next_chunk(slow, 20, (12,), 0.1, 2.0) > 0
+    assert next_chunk(slow, 24, (), 0.1, 2.0) == 0
+    assert next_chunk(slow, 24, (), 0.01, 2.0) > 0
+    assert next_chunk(slow, 20, (), 0.1, 2.0) > 0  # two cycles of four after the warm-up
+    assert next_chunk(slow, 24, (16,), 0.1, 2.0) > 0
 
 
 def simulate(plan: BlockPlan, rate: float, every: int, pause_s: float) -> tuple[int, set[int], float]:

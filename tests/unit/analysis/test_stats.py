@@ -7,7 +7,14 @@ import random
 
 import pytest
 
-from feedtune.analysis.stats import Gain, geometric_mean, lower_bound, paired_gain, pick_winner
+from feedtune.analysis.stats import (
+    Gain,
+    geometric_mean,
+    lower_bound,
+    paired_gain,
+    pick_winner,
+    upper_bound,
+)
 from feedtune.records import BlockResult
 from feedtune.settings import LoaderSettings
 
@@ -95,6 +102,14 @@ def test_a_cheap_one_that_wavers_does_not_win() -> None:
 
 def test_the_best_wins_where_none_is_sure() -> None:
     assert pick_winner([result(2, 90.0, 0.09), result(8, 100.0, 0.09)]).settings.num_workers == 8
+
+
+def test_the_highest_rate_does_not_win_by_its_noise() -> None:
+    """Its lower bound, 91 steps/s, lies below that of settings which are steady."""
+    lucky = result(16, 106.0, spread=0.16)
+    assert lower_bound(lucky) < 92
+    assert upper_bound(lucky) > 106
+    assert pick_winner([lucky, result(4, 98.0)]).settings.num_workers == 4
 
 
 def test_what_was_not_measured_cannot_win() -> None:
