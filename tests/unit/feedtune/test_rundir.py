@@ -8,8 +8,11 @@ import stat
 
 import pytest
 
-from feedtune.rundir import RunDir, default_runs_folder, read_result, redact
+from feedtune.rundir import RUN_FORMAT, RunDir, default_runs_folder, read_result, redact
 from shard_tools.errors import BadInput
+
+SCHEMA = "feedtune.tune/1"
+SECRET = "s3cr3t"
 
 
 def test_a_new_folder_is_the_users_alone(tmp_path) -> None:
@@ -46,17 +49,17 @@ def test_the_default_folder_lies_in_the_state_folder(tmp_path, monkeypatch) -> N
 
 def test_a_document_is_written_whole_or_not_at_all(tmp_path, monkeypatch) -> None:
     run = RunDir(tmp_path / "run")
-    run.write_json("result.json", {"schema": "a", "n": 1})
+    run.write_json("result.json", {"schema": SCHEMA, "n": 1})
 
     def broken(*_) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr(os, "fsync", broken)
     with pytest.raises(OSError, match="no space"):
-        run.write_json("result.json", {"schema": "b", "n": 2})
-    assert read_result(run.path) == {"schema": "a", "n": 1}
+        run.write_json("result.json", {"schema": SCHEMA, "n": 2})
+    assert read_result(run.path) == {"schema": SCHEMA, "n": 1}
     with pytest.raises(TypeError):
-        run.write_json("result.json", {"n": object()})
+        run.write_json("result.json", {"schema": SCHEMA, "n": object()})
     assert read_result(run.path)["n"] == 1
 
 
@@ -85,11 +88,11 @@ def test_half_a_line_waits_for_its_other_half(tmp_path) -> None:
 
 def test_results_are_found_by_folder_or_file(tmp_path) -> None:
     run = RunDir(tmp_path / "run")
-    run.write_json("result.json", {"schema": "feedtune.tune/1"})
+    run.write_json("result.json", {"schema": SCHEMA})
     assert read_result(run.path) == read_result(run.path / "result.json")
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", "{}"])
+@pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"schema": "feedtune.tune/2"}'])
 def test_what_is_no_result_is_said(tmp_path, content) -> None:
     if content is not None:
         (tmp_path / "result.json").write_text(content)
@@ -97,7 +100,12 @@ def test_what_is_no_result_is_said(tmp_path, content) -> None:
         read_result(tmp_path)
 
 
-SECRET = "s3cr3t"
+def test_another_document_of_the_run_is_no_result(tmp_path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.write_json("run.json", {"schema": RUN_FORMAT})
+    with pytest.raises(BadInput, match="is no result") as caught:
+        read_result(run.path / "run.json")
+    assert "run.json" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +118,15 @@ SECRET = "s3cr3t"
         ["--api-key", SECRET],
         ["--api_key=" + SECRET],
         ["--wandb-apikey=" + SECRET],
+        ["--wandb-key", SECRET],
+        ["--key=" + SECRET],
+        ["--access-key=" + SECRET],
+        ["--pwd", SECRET],
+        ["--token", "-" + SECRET],
+        ["--env=WANDB_API_KEY=" + SECRET],
+        [f"https://{SECRET}@github.com/x"],
+        ["-H", "Authorization: Bearer " + SECRET],
+        ["bash", "-c", f"export A=1; HF_TOKEN={SECRET} python t.py"],
         ["--password", SECRET],
         ["--passwd=" + SECRET],
         ["--client-secret", SECRET],

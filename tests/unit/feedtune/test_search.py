@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from feedtune.analysis.climb import make_space
+from feedtune.analysis.climb import make_space, next_seed
 from feedtune.records import BlockResult
 from feedtune.search import Search
 from feedtune.settings import LoaderSettings
@@ -41,6 +41,26 @@ def test_the_users_own_come_first_and_nothing_comes_twice(tmp_path) -> None:
 def test_a_space_of_one_is_asked_for_once(tmp_path) -> None:
     search = search_all(tmp_path, lambda _: 5.0, fixed={"num_workers": 0})
     assert list(search.rates) == [OWN]
+
+
+def test_the_search_ends_after_one_sampled_setting_in_vain(tmp_path) -> None:
+    space = make_space(OWN, cuda=False, cores_per_rank=2)
+    search = search_all(tmp_path, lambda s: 10.0 - abs(s.num_workers - 2), max_workers=64)
+    climbed: dict = {}
+    while (settings := next_seed(space, OWN, climbed)) is not None:
+        climbed[settings] = 10.0 - abs(settings.num_workers - 2)
+    assert len(search.rates) == len(climbed) + 1
+
+
+def test_a_sampled_setting_that_is_better_keeps_the_search_going(tmp_path) -> None:
+    found = iter(range(1, 100))
+    search = search_all(tmp_path, lambda _: 10.0 * 1.1 ** next(found), trials=20, max_workers=64)
+    assert len(search.rates) == 20
+
+
+def test_sampled_worker_counts_stay_within_a_rung_of_the_best(tmp_path) -> None:
+    search = search_all(tmp_path, lambda s: 10.0 - abs(s.num_workers - 2), trials=12, max_workers=64)
+    assert max(settings.num_workers for settings in search.rates) <= 4
 
 
 def test_failures_and_exclusions_are_told_and_not_asked_for_again(tmp_path) -> None:

@@ -69,6 +69,7 @@ def test_fixed_values() -> None:
         ("num_workers=-1", "not a whole number"),
         ("num_workers=four", "not a whole number"),
         ("prefetch_factor=2.5", "not a whole number"),
+        ("prefetch_factor=0", "prefetch_factor is 1 or more"),
         ("pin_memory=1", "neither true nor false"),
     ],
 )
