@@ -1,4 +1,4 @@
-"""One zygote for all live tests, and live scenarios that end with their test."""
+"""One zygote for the live tests of a module, and live scenarios that end with their test."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 from live_driver import Live, Zygote
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def zygote():
+    """Ends with its module: tests of the reaper count the children of this process."""
     process = Zygote()
     yield process
     process.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
 
@@ -184,6 +185,7 @@ def with_validation(log, request) -> None:
         return DataLoader(Numbers(count), batch_size=BATCH, sampler=sampler, num_workers=0)
 
     first, second = make(9), make(SAMPLES, Orders())
+    pause_s = request.get("pause_s", 0.0)
     trainer, steps = Trainer(), 0
     for epoch in range(request.get("epochs", EPOCHS)):
         for batch in second:
@@ -192,6 +194,62 @@ def with_validation(log, request) -> None:
             steps += 1
             if steps % 5 == 0:
                 log(at="eval", batches=[b.tolist() for b in first])
+                time.sleep(pause_s)
+        log(at="epoch", epoch=epoch)
+
+
+class Split(Numbers):
+    """A part of the data: sample ``i`` is ``i`` and where the part begins."""
+
+    def __init__(self, begin: int) -> None:
+        super().__init__()
+        self.begin = begin
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(self.begin + index)
+
+
+def twin_loaders(log, _) -> None:
+    """Train and validation loaders of equal length, made by one expression; validation ends each epoch."""
+    loaders = {
+        name: DataLoader(Split(begin), batch_size=BATCH, sampler=Orders())
+        for name, begin in (("train", 0), ("val", 1000))
+    }
+    trainer = Trainer()
+    for epoch in range(EPOCHS):
+        for batch in loaders["train"]:
+            log(at="batch", epoch=epoch, indices=batch.tolist())
+            trainer.step(batch)
+        log(at="eval", batches=[batch.tolist() for batch in loaders["val"]])
+        log(at="epoch", epoch=epoch)
+
+
+def everything_made_each_epoch(log, _) -> None:
+    """A function makes data set and loader anew for each epoch; nothing keeps the old ones."""
+    sampler = Orders()
+
+    def make() -> DataLoader:
+        return DataLoader(Split(0), batch_size=BATCH, sampler=sampler)
+
+    trainer = Trainer()
+    for epoch in range(EPOCHS):
+        for batch in make():
+            log(at="batch", epoch=epoch, indices=batch.tolist())
+            trainer.step(batch)
+        log(at="epoch", epoch=epoch)
+
+
+def saves_at_the_end_of_each_epoch(log, _) -> None:
+    """The save follows the last step of an epoch, so that it and the seam are one stretch."""
+    trainer = Trainer()
+    loader = DataLoader(Numbers(), batch_size=BATCH, sampler=Orders())
+    for epoch in range(EPOCHS):
+        for number, batch in enumerate(loader):
+            log(at="batch", epoch=epoch, indices=batch.tolist())
+            trainer.step(batch)
+            if number == len(loader) - 1:
+                torch.save({}, io.BytesIO())
+                time.sleep(0.05)
         log(at="epoch", epoch=epoch)
 
 
@@ -270,6 +328,18 @@ class LazyReader(LazyFile):
         return self.reader.get()
 
 
+_OPEN: dict = {}
+
+
+class GlobalFile(LazyFile):
+    """Keeps its open file in the module, where every copy of the data set finds it."""
+
+    def handle(self):
+        if self.path not in _OPEN:
+            _OPEN[self.path] = open(self.path, "rb", buffering=0)  # noqa: SIM115
+        return _OPEN[self.path]
+
+
 def _lazy(log, dataset) -> None:
     trainer = Trainer()
     loader = DataLoader(dataset, batch_size=16)
@@ -290,6 +360,10 @@ def lazy_files(log, request) -> None:
 
 def lazy_reader(log, request) -> None:
     _lazy(log, LazyReader(request["data"]))
+
+
+def global_file(log, request) -> None:
+    _lazy(log, GlobalFile(request["data"]))
 
 
 def breaks_off(log, _) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 from live_driver import bare, block
+
+from feedtune.analysis.limits import Needs, broken_limit
+from feedtune.settings import LoaderSettings
 
 SAMPLES, BATCH = 22, 4
 
@@ -132,6 +136,95 @@ def test_validation_is_left_alone_and_cut_out(live, zygote, tmp_path) -> None:
     assert tagged == due
 
 
+def test_validation_of_equal_length_made_at_the_same_line_gets_its_own_batches(live) -> None:
+    run = live("twin_loaders")
+    run.run(*[block(workers, steps=14) for workers in (0, 2)])
+    log = run.finish()
+    validations = [entry["batches"] for entry in log if entry["at"] == "eval"]
+    assert len(validations) >= 4
+    for batches in validations:
+        assert sorted(itertools.chain(*batches)) == list(range(1000, 1000 + SAMPLES))
+    got = batches_of(log)
+    assert got == expected(len(got))
+    assert "eval" in {record.tag for _, record in run.records()}
+
+
+def test_data_and_loader_made_anew_each_epoch_go_on_in_the_same_block(live) -> None:
+    run = live("everything_made_each_epoch")
+    first, second = run.run(block(0, steps=14), block(2, steps=14))
+    log = run.finish()
+    assert (first["steps"], second["steps"]) == (14, 14)
+    assert second["first_step"] == first["first_step"] + 14
+    got = batches_of(log)
+    assert got == expected(len(got))
+    assert set(epoch_lengths(log)) == {6}
+    assert len(run.state.hellos) == 1
+    assert {record.tag for _, record in run.records()} <= {None, "epoch"}
+
+
+def test_a_pause_in_a_block_is_none_of_its_time(live) -> None:
+    """Else a long validation would end a block before its cycles are measured."""
+    told = []
+
+    def rule(*asked) -> int:
+        told.append((set(asked[2]), asked[4]))
+        return 0
+
+    run = live("with_validation", rule=rule, pause_s=0.4)
+    (result,) = run.run(block(0, steps=14))
+    ((pauses, elapsed_s),) = told
+    assert len(pauses) >= 2
+    assert result["end_s"] - result["start_s"] > 0.8
+    assert elapsed_s < 0.3
+
+
+def test_a_save_before_an_epochs_end_keeps_its_tag(live) -> None:
+    run = live("saves_at_the_end_of_each_epoch")
+    (result,) = run.run(block(0, steps=20))
+    run.finish()
+    tagged = {result["first_step"] + record.step: record.tag for _, record in run.records() if record.tag}
+    assert tagged
+    assert set(tagged.values()) == {"save"}
+    assert {step % 6 for step in tagged} == {0}
+
+
+def test_the_worker_count_may_be_a_numpy_integer(live) -> None:
+    run = live("numpy_worker_count")
+    assert run.hello()["loader"]["num_workers"] == 1
+
+
+def test_a_batch_sampler_may_have_any_batch_size(live) -> None:
+    loader = live("odd_batch_sampler").hello()["loader"]
+    assert (loader["batch_size"], loader["epoch_steps"]) == (None, None)
+
+
+def test_an_iterator_tells_its_length_in_a_block_too(live) -> None:
+    run = live("length_of_iterator")
+    run.run(block(0, steps=14))
+    lengths = [entry["value"] for entry in run.finish() if entry["at"] == "length"]
+    assert len(lengths) >= 3
+    assert set(lengths) == {6}
+
+
+def test_a_forked_child_of_the_rank_records_nothing(live) -> None:
+    run = live("forks_a_helper")
+    (result,) = run.run(block(0, steps=20))
+    log = run.finish()
+    assert [entry["status"] for entry in log if entry["at"] == "helper"] == [0]
+    assert result["first_step"] < 12 < result["first_step"] + result["steps"]
+    steps = Counter((k, record.step) for k, record in run.records())
+    assert set(steps.values()) == {1}
+
+
+def test_batches_out_of_order_are_neither_lost_nor_repeated(live) -> None:
+    run = live("out_of_order")
+    run.run(block(3, steps=15), block(3, steps=15), block(2, steps=40))
+    got = [batch[0] for batch in batches_of(run.finish())]
+    counts = Counter(got[: 3 * SAMPLES])  # three epochs, a few of their batches handed out early
+    assert max(counts.values()) - min(counts.values()) <= 1
+    assert got != [batch[0] for batch in expected(len(got), size=1)], "workers never overtook each other"
+
+
 def test_what_a_rank_says_of_its_loader(live) -> None:
     run = live("with_workers")
     hello = run.hello()
@@ -209,24 +302,58 @@ def test_replayed_batches_do_not_show_what_the_loop_does_to_them(live) -> None:
         if entry["at"] == "batch":
             assert entry["values"] == [float(index) for index in entry["indices"]]
     assert [result["cloned"] for result in results] == [False, True, False]
-    assert results[0]["cached"] == 4
+    assert results[0]["cached"] == 3  # four, less the partial one at the end of an epoch
     # The ceiling takes nothing from the sampler: the next block goes on where the baseline stopped.
     got = batches_of(log)
     begin, end = results[1]["first_step"], results[2]["first_step"]
     assert got[:begin] + got[end:] == expected(len(got) - 20)
     replayed = got[begin:end]
-    assert replayed == replayed[:4] * 5
+    assert replayed == (replayed[:3] * 7)[:20]
 
 
-def test_workers_after_a_block_without_share_no_file_position(live, tmp_path) -> None:
+@pytest.fixture
+def fixed_width(tmp_path) -> str:
+    """320 records of eight bytes: number ``i`` is ``7 * i``."""
     data = tmp_path / "data"
     data.write_bytes(b"".join(b"%8d" % (7 * index) for index in range(320)))
-    run = live("lazy_file", data=str(data))
-    run.run(block(0, steps=10), block(3, steps=60))
+    return str(data)
+
+
+@pytest.mark.parametrize("name", ["lazy_file", "lazy_files", "lazy_reader"])
+def test_workers_after_a_block_without_share_no_file_position(live, fixed_width, name) -> None:
+    run = live(name, data=fixed_width)
+    results = run.run(block(0, steps=10), block(3, steps=60))
+    assert not run.state.failures
     seen = [entry for entry in run.finish() if entry["at"] == "batch"]
     assert len(seen) >= 70
     for entry in seen:
         assert entry["values"] == [7 * index for index in entry["indices"]]
+    assert [result["shared_files"] for result in results] == [[], []]
+
+
+def test_a_file_that_all_copies_of_the_data_share_is_named_and_forbids_workers(live, fixed_width) -> None:
+    run = live("global_file", data=fixed_width)
+    hello = run.hello()
+    (result,) = run.run(block(0, steps=10))
+    run.finish()
+    assert hello["loader"]["open_files"] == []  # nothing was open before the first fetch
+    assert result["shared_files"] == [fixed_width]
+    elements, size, tensors = result["sizes"]
+    assert elements == 32
+    needs = Needs(
+        ranks=1,
+        batch_bytes=size,
+        tensors=tensors,
+        worker_bytes=None,
+        ram_bytes=1 << 40,
+        shm_bytes=1 << 40,
+        nofile=1 << 16,
+        open_in_main=tuple(result["shared_files"]),
+    )
+    reason, text = broken_limit(LoaderSettings(2), needs)
+    assert reason == "opened_in_main"
+    assert fixed_width in text
+    assert broken_limit(LoaderSettings(0), needs) is None
 
 
 def test_two_training_loaders_the_one_with_the_longer_wait_is_tuned(live) -> None:
@@ -236,6 +363,8 @@ def test_two_training_loaders_the_one_with_the_longer_wait_is_tuned(live) -> Non
     assert len(hello["rivals"]) == 2
     run.run(*FEW)
     log = run.finish()
+    # The other one trains too: its batches are no evaluation.
+    assert {record.tag for _, record in run.records()} <= {None, "epoch"}
     got = batches_of(log)
     assert got == expected(len(got))
     fast = [entry["fast"] for entry in log if entry["at"] == "batch"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import UserDict, defaultdict, namedtuple
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from dataclasses import dataclass
 
 import pytest
@@ -36,6 +36,18 @@ class Many(list):
     """A list of a class of its own."""
 
 
+class Named(dict):
+    """A dictionary of a class of its own."""
+
+
+class Knot:
+    """A batch that refers to itself."""
+
+    def __init__(self) -> None:
+        self.x = ones()
+        self.me = self
+
+
 def ones() -> torch.Tensor:
     return torch.ones(4, 3)
 
@@ -52,6 +64,10 @@ CONTAINERS = {
     "dataclass": lambda: Example(ones(), "name"),
     "frozen dataclass": lambda: Frozen(ones()),
     "list subclass": lambda: Many([ones()]),
+    "OrderedDict": lambda: OrderedDict(x=ones()),
+    "dict subclass": lambda: Named(x=ones()),
+    "reference to itself": lambda: Knot(),
+    "with a class": lambda: {"x": ones(), "kind": int},
 }
 
 
@@ -69,6 +85,13 @@ def test_what_is_no_tensor_comes_through() -> None:
     assert map_tensors((ones(), "a", None, 3, b"b"), torch.neg)[1:] == ("a", None, 3, b"b")
     assert map_tensors(Encoding({"x": ones()}), torch.neg).note == "kept"
     assert map_tensors(Example(ones(), "n"), torch.neg).name == "n"
+
+
+def test_a_batch_that_refers_to_itself_still_does_so() -> None:
+    batch = Knot()
+    twin = map_tensors(batch, torch.neg)
+    assert twin.me is twin
+    assert twin is not batch
 
 
 def offer(cache: Cache, batch) -> None:
@@ -102,11 +125,23 @@ def test_the_bytes_of_the_cache_are_bounded_but_one_batch_is_always_kept() -> No
     assert len(small.batches) == 1
 
 
-def test_a_partial_batch_is_not_kept() -> None:
+@pytest.mark.parametrize("rows", [(4, 4, 1, 4), (1, 4, 4, 4), (4, 1, 4, 4)])
+def test_a_partial_batch_is_not_replayed(rows) -> None:
     cache = Cache(10, 1 << 20)
-    for rows in (4, 4, 1, 4):
-        offer(cache, torch.ones(rows, 3))
+    for count in rows:
+        offer(cache, torch.ones(count, 3))
     assert [len(batch) for batch in cache.batches] == [4, 4, 4]
+    assert cache.sizes == [12, 12, 12]
+
+
+def test_batches_of_many_sizes_are_replayed_as_they_come() -> None:
+    """A bucketing sampler: no number of samples is the usual one, none is partial."""
+    cache = Cache(10, 1 << 30)
+    rows = [8, 3, 9, 5, 7, 4, 8, 6, 9, 2]
+    for count in rows:
+        offer(cache, torch.ones(count, 3))
+    assert [len(batch) for batch in cache.batches] == rows
+    assert cache.sizes == [3 * count for count in rows]
 
 
 def test_uneven_batches_ask_for_more_of_them() -> None:

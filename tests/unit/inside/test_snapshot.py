@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import Counter, namedtuple
 
+import numpy as np
+import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
@@ -72,9 +75,93 @@ def test_the_data_itself_is_shared() -> None:
 
 
 def test_objects_without_attributes_are_used_as_they_are() -> None:
-    for dataset in ([1, 2, 3], range(4), torch.arange(3)):
+    for dataset in (range(4), torch.arange(3), "name"):
         taken = snapshot.take(dataset)
         assert snapshot.fresh(dataset, taken) is dataset
+
+
+@pytest.mark.parametrize(
+    ("value", "grow"),
+    [
+        ([1, 2], lambda held: held.append(3)),
+        ({"a": 1}, lambda held: held.update(b=2)),
+        ({1, 2}, lambda held: held.add(3)),
+        (([1],), lambda held: held[0].append(2)),
+        ([{"a": [1]}], lambda held: held[0]["a"].append(2)),
+    ],
+    ids=["list", "dict", "set", "tuple of a list", "nested"],
+)
+def test_what_a_fetch_puts_into_a_container_is_gone(value, grow) -> None:
+    dataset = Lazy()
+    dataset.held = value
+    as_it_was = repr(value)
+    taken = snapshot.take(dataset)
+    grow(dataset.held)
+    assert repr(dataset.held) != as_it_was
+    one, two = snapshot.fresh(dataset, taken), snapshot.fresh(dataset, taken)
+    assert repr(one.held) == as_it_was
+    assert type(one.held) is type(value)
+    grow(one.held)
+    assert repr(two.held) == as_it_was
+
+
+def test_a_long_container_holds_data_and_is_shared() -> None:
+    dataset = Lazy()
+    dataset.held = list(range(5000))
+    assert snapshot.fresh(dataset, snapshot.take(dataset)).held is dataset.held
+
+
+def test_an_object_that_is_no_dataset_is_fresh_too() -> None:
+    class Reader:
+        def __init__(self) -> None:
+            self.file: object | None = None
+
+    dataset = Lazy()
+    dataset.reader = Reader()
+    taken = snapshot.take(dataset)
+    dataset.reader.file = object()
+    copy = snapshot.fresh(dataset, taken)
+    assert type(copy.reader) is Reader
+    assert copy.reader.file is None
+
+
+def test_a_marker_without_attributes_stays_the_same_object() -> None:
+    class Marker:
+        pass
+
+    dataset = Lazy()
+    dataset.unset = Marker()
+    assert snapshot.fresh(dataset, snapshot.take(dataset)).unset is dataset.unset
+
+
+def test_datasets_that_refer_to_each_other_still_do() -> None:
+    inner, outer = Lazy("inner"), Lazy("outer")
+    outer.inner, inner.owner = inner, outer
+    copy = snapshot.fresh(outer, snapshot.take(outer))
+    assert copy is not outer
+    assert copy.inner is not inner
+    assert copy.inner.owner is copy
+
+
+def test_one_object_in_two_places_stays_one() -> None:
+    dataset = Lazy()
+    dataset.one = dataset.other = Lazy("shared")
+    copy = snapshot.fresh(dataset, snapshot.take(dataset))
+    assert copy.one is copy.other
+    assert copy.one is not dataset.one
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+def test_datasets_in_a_namedtuple_are_fresh_too() -> None:
+    dataset = Lazy()
+    dataset.pair = Pair(Lazy("left"), Lazy("right"))
+    taken = snapshot.take(dataset)
+    copy = snapshot.fresh(dataset, taken)
+    assert type(copy.pair) is Pair
+    assert copy.pair.left is not dataset.pair.left
+    assert (copy.pair.left.name, copy.pair.right.name) == ("left", "right")
 
 
 def test_a_class_on_top_of_list_is_used_as_it_is() -> None:
@@ -95,3 +182,38 @@ def test_open_data_files_are_those_open_for_reading(tmp_path) -> None:
     with open(data, "rb"), open(log, "w"), open(os.devnull):
         assert set(snapshot.open_data_files()) - before == {str(data)}
     assert str(data) not in snapshot.open_data_files()
+
+
+def test_open_data_files_are_counted(tmp_path) -> None:
+    data = tmp_path / "data.bin"
+    data.write_bytes(b"x")
+    with open(data, "rb"), open(data, "rb"):
+        assert snapshot.open_data_files()[str(data)] == 2
+    assert snapshot.open_data_files()[str(data)] == 0
+
+
+def test_a_memory_mapped_file_has_no_position_to_share(tmp_path) -> None:
+    data = tmp_path / "train.bin"
+    data.write_bytes(bytes(4096))
+    mapped = np.memmap(data, mode="r")
+    with open(data, "rb"):
+        assert str(data) not in snapshot.open_data_files()
+    mapped._mmap.close()
+    with open(data, "rb"):
+        assert str(data) in snapshot.open_data_files()
+
+
+@pytest.mark.parametrize(
+    ("base", "before", "during", "after", "shared"),
+    [
+        (0, 0, 1, 0, False),  # the copy's own handle has gone with it
+        (0, 0, 1, 1, True),  # it stays in a module or a class
+        (0, 1, 1, 1, True),  # it was opened there before the block
+        (1, 1, 1, 1, False),  # open before any fetch: told apart, with the loader
+        (0, 1, 2, 1, False),  # one of the original dataset, and one of the copy that has gone
+        (1, 1, 2, 2, True),
+    ],
+)
+def test_shared_files_are_those_that_outlive_the_copy(base, before, during, after, shared) -> None:
+    counts = (Counter({"data": count}) for count in (base, before, during, after))
+    assert snapshot.shared_files(*counts) == ["data"] * shared
