@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 
 import pytest
 
@@ -56,13 +57,16 @@ def connect(server):
         client.close()
 
 
-def hello(client: Client, rank: int = 0, start: int = 1, number: int = 0, rivals=()) -> dict:
+def hello(
+    client: Client, rank: int = 0, start: int = 1, number: int = 0, rivals=(), pid: int | None = None
+) -> dict:
     return client.ask(
         {
             "type": "hello",
             "rank": rank,
             "world": 2,
             "start": start,
+            "pid": pid,
             "loader": {"number": number},
             "rivals": list(rivals),
         }
@@ -199,6 +203,29 @@ def test_one_training_loader_is_taken_as_it_is(connect) -> None:
     assert hello(connect(), rivals=[[0, 0.1]]) == {"ok": True}
 
 
+def test_a_second_process_of_the_same_rank_is_left_alone_while_the_first_is_connected(
+    server, connect
+) -> None:
+    first, second = connect(), connect()
+    assert hello(first, pid=11) == {"ok": True}
+    assert hello(second, pid=12) == {"ok": False}
+    assert hello(connect(), rank=1, pid=12) == {"ok": True}
+    assert hello(first, pid=11) == {"ok": True}
+    assert server.start_state(1).hellos[0]["pid"] == 11
+
+
+def test_a_rank_that_has_gone_can_be_followed_by_another_process(server, connect) -> None:
+    first = connect()
+    assert hello(first, pid=11) == {"ok": True}
+    first.close()
+    state = server.start_state(1)
+    deadline = time.monotonic() + PATIENCE_S
+    while not server.wait(lambda: 11 in state.lost, 0.02):
+        assert time.monotonic() < deadline
+    assert hello(connect(), pid=12) == {"ok": True}
+    assert state.hellos[0]["pid"] == 12
+
+
 def raw(server) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
     connection.settimeout(PATIENCE_S)
@@ -227,6 +254,8 @@ HELLO = {"type": "hello", "rank": 0, "world": 1, "start": 1, "loader": {"number"
         b"GET / HTTP/1.1",
         b"\x80\x04\x95\xff",
         b"",
+        b'{"token": "\\u00e9", "type": "hello"}',
+        b"[" * 100_000,
     ],
 )
 def test_a_line_without_the_token_closes_its_connection(server, connect, line) -> None:
@@ -235,6 +264,29 @@ def test_a_line_without_the_token_closes_its_connection(server, connect, line) -
         assert is_closed(connection)
     assert server.start_state(1).hellos == {}
     assert hello(connect()) == {"ok": True}  # others are served as before
+
+
+@pytest.mark.parametrize("kind", ["hello", "plan", "mark", "result"])
+def test_a_message_without_its_parts_closes_its_connection_quietly(
+    server, connect, monkeypatch, kind
+) -> None:
+    raised: list = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    with raw(server) as connection:
+        connection.sendall(json.dumps({"token": "right", "type": kind}).encode() + b"\n")
+        assert is_closed(connection)
+    assert hello(connect()) == {"ok": True}
+    for thread in threading.enumerate():
+        if thread.name.endswith("(_serve)"):
+            thread.join(0.1)
+    assert not raised
+
+
+def test_a_closed_server_takes_no_connection(server) -> None:
+    raw(server).close()
+    server.close()
+    with pytest.raises(ConnectionRefusedError):
+        raw(server)
 
 
 def test_a_wrong_token_is_the_end_for_a_client(connect) -> None:

@@ -11,7 +11,7 @@ from feedtune.analysis.climb import make_space
 from feedtune.analysis.stats import Gain
 from feedtune.records import BlockResult
 from feedtune.settings import LoaderSettings
-from feedtune.trials.verdict import Answer, Facts, document
+from feedtune.trials.verdict import Answer, Facts, Side, decide, document
 
 OWN = LoaderSettings(0)
 BEST = LoaderSettings(8, 4)
@@ -110,6 +110,18 @@ def test_no_gain_keeps_what_the_user_has() -> None:
 
 def test_a_ratio_that_is_sure_but_not_worth_it_is_no_gain() -> None:
     assert decided(gain=Gain(1.015, 1.01, 1.02), ceilings={False: 10.5})["outcome"] == "no_gain"
+
+
+def test_the_users_own_settings_are_never_a_gain() -> None:
+    """However sure the interval of settings against themselves looks."""
+    own = {"A": confirmed()["A"], "B": [block(OWN, 20.0, "confirm") for _ in range(2)]}
+    found = decided(winner=OWN, confirmed=own, ceilings={False: 10.5})
+    assert found["outcome"] == "no_gain"
+    assert found["gain"] is None
+    assert found["best"] == found["baseline"]
+    side = Side.of(OWN, own["A"], answer(ceilings={False: 10.5}))
+    assert decide(answer(winner=OWN, ceilings={False: 10.5}), blocks(), side) == "no_gain"
+    assert decide(answer(ceilings={False: 10.5}), blocks(), side) == "gain"
 
 
 def test_data_bound_needs_a_search_that_looked() -> None:
