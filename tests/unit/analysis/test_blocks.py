@@ -192,6 +192,32 @@ def test_waits_and_edge() -> None:
     assert result.elements == 4
 
 
+def test_t3_a_long_wait_for_the_first_batch_is_never_in_the_mean() -> None:
+    """pytorch #6350: with many workers the first batch comes late."""
+    usual = rank([0.1] * 60)
+    late = rank([17.0] + [0.1] * 59)
+    one, other = (measure_block(plan(8), {0: block}) for block in (usual, late))
+    assert (other.rate, other.spread, other.steps) == (
+        pytest.approx(one.rate),
+        pytest.approx(one.spread, abs=1e-9),
+        one.steps,
+    )
+    assert other.rate == pytest.approx(10.0)
+    assert other.wait_share == pytest.approx(one.wait_share)
+    assert one.edge_s == pytest.approx(0.0, abs=1e-6)
+    assert other.edge_s == pytest.approx(16.9)  # told apart
+
+
+def test_t4_starting_workers_is_counted_as_the_edge_of_an_epoch() -> None:
+    """pytorch #15849, lightning #2875: 17 s of every epoch go into starting workers."""
+    result = measure_block(plan(8), {0: rank([17.1] + [0.1] * 59)})
+    assert result.edge_s == pytest.approx(17.0)
+    each_epoch = with_edges(result, 510, persistent=False)
+    assert each_epoch.rate == pytest.approx(10.0)
+    assert each_epoch.speed == pytest.approx(510 / (51 + 17))  # a quarter of the epoch
+    assert with_edges(result, 510, persistent=True).speed == pytest.approx(10.0)
+
+
 def test_an_epoch_pays_for_its_worker_starts_where_they_are_started_anew() -> None:
     result = measure_block(plan(1), {0: rank([2.1, 0.6] + [0.1] * 18)})
     assert with_edges(result, 100, False).speed == pytest.approx(100 / 12.5)

@@ -211,6 +211,18 @@ def test_the_edge_is_spread_over_the_epoch() -> None:
     assert "16.00 instead of 10.00 steps/s over an epoch" in found["verdict"]
 
 
+def test_t4_worker_starts_are_named_with_their_cure() -> None:
+    """pytorch #15849, lightning #2875: a quarter of every epoch goes into starting workers."""
+    found = decided(confirmed=confirmed(edge_s=5 / 3, rate_with_edges=15.0))
+    assert found["edge"]["share"] == pytest.approx(0.25)
+    (line,) = [line for line in found["advice"] if "Starting the workers" in line]
+    assert "25% of it" in line
+    assert "persistent_workers=True" in line
+    # A cost that nobody would notice is no advice.
+    small = decided(confirmed=confirmed(edge_s=0.02))
+    assert not any("Starting the workers" in line for line in small["advice"])
+
+
 def test_a_loader_that_keeps_its_workers_gets_no_such_advice() -> None:
     hello = {"world": 2, "loader": {**HELLO["loader"], "persistent_workers": True}}
     found = decided(hello=hello, confirmed=confirmed(edge_s=1.25))
