@@ -49,6 +49,7 @@ def test_command_that_never_makes_a_loader(tmp_path: Path) -> None:
     fails(tmp_path, 3, "--", PYTHON, script(tmp_path, "import torch.utils.data\n"), says="never made")
 
 
+@pytest.mark.slow
 def test_command_that_is_no_python(tmp_path: Path) -> None:
     fails(tmp_path, 3, "--", "true", says="no Python process")
 
@@ -57,11 +58,13 @@ def test_isolated_python_is_named(tmp_path: Path) -> None:
     fails(tmp_path, 3, "--", PYTHON, "-I", SCRIPTS / "latency.py", says="-I", STEPS="3")
 
 
+@pytest.mark.slow
 def test_loader_without_training(tmp_path: Path) -> None:
     text = "from torch.utils.data import DataLoader\nfor x in DataLoader(list(range(8))): pass\n"
     fails(tmp_path, 3, "--", PYTHON, script(tmp_path, text), says="optimizer")
 
 
+@pytest.mark.slow
 def test_training_that_is_too_short(tmp_path: Path) -> None:
     fails(tmp_path, 2, "--", PYTHON, SCRIPTS / "latency.py", says="more steps", STEPS="6")
 
@@ -74,20 +77,21 @@ def test_run_folder_that_holds_something(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["other"]
 
 
+@pytest.mark.slow
 def test_once_a_rank(tmp_path: Path) -> None:
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
     fails(tmp_path, 2, "--", PYTHON, SCRIPTS / "latency.py", says="put it in front", **rank)
 
 
-@pytest.mark.parametrize("item", ["workers=3", "num_workers", "num_workers=many", "pin_memory=perhaps"])
-def test_unknown_setting(tmp_path: Path, item: str) -> None:
-    fails(tmp_path, 2, "--set", item, "--", PYTHON, SCRIPTS / "latency.py", says=item.split("=")[0])
+def test_unknown_setting(tmp_path: Path) -> None:
+    fails(tmp_path, 2, "--set", "workers=3", "--", PYTHON, SCRIPTS / "latency.py", says="--set workers=3")
 
 
 def test_missing_data_folder(tmp_path: Path) -> None:
     fails(tmp_path, 2, "--data", tmp_path / "nowhere", says="no such folder")
 
 
+@pytest.mark.slow
 def test_empty_data_folder(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     fails(tmp_path, 4, "--data", tmp_path / "empty", says="empty")
@@ -103,13 +107,16 @@ def test_report_of_a_folder_without_a_result(tmp_path: Path) -> None:
     assert "result.json" in done.stderr
 
 
+@pytest.mark.slow
 def test_failing_dataset_stops_with_the_scripts_own_error(tmp_path: Path) -> None:
-    text = (SCRIPTS / "latency.py").read_text().replace("time.sleep(0.004)", "assert index < 300, 'broken file'")
+    text = (SCRIPTS / "latency.py").read_text()
+    text = text.replace("time.sleep(0.004)", "assert index < 300, 'broken file'")
     stderr = fails(tmp_path, 4, "--", PYTHON, script(tmp_path, text), says="broken file")
     assert "3 times" in stderr
     assert result_of(tmp_path / "run")["outcome"] == "failed"
 
 
+@pytest.mark.slow
 def test_interpreter_without_feedtune(tmp_path: Path) -> None:
     """The start-up folder is self-contained: the command's interpreter needs torch and nothing of ours."""
     import feedtune as package

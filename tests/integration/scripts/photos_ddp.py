@@ -24,8 +24,9 @@ class Photos(Dataset):
 
 dist.init_process_group("gloo")
 rank, step = dist.get_rank(), 0
-open(os.environ["LOGS"] + "/starts", "a").write(f"{rank}\n")
-log = open(os.environ["LOGS"] + f"/rank{rank}", "w", buffering=1)
+with open(os.environ["LOGS"] + "/starts", "a") as starts:
+    starts.write(f"{rank}\n")
+log = open(os.environ["LOGS"] + f"/rank{rank}", "w", buffering=1)  # noqa: SIM115
 net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2), torch.nn.Flatten(), torch.nn.Linear(7688, 4))
 model = torch.nn.parallel.DistributedDataParallel(net)
 data = Photos(sys.argv[1])
