@@ -282,8 +282,9 @@ def test_a_message_without_its_parts_closes_its_connection_quietly(
     assert not raised
 
 
-def test_a_closed_server_takes_no_connection(server) -> None:
-    raw(server).close()
+def test_a_closed_server_takes_no_connection(server, connect) -> None:
+    assert hello(connect()) == {"ok": True}
+    time.sleep(0.1)  # its thread waits for the next connection
     server.close()
     with pytest.raises(ConnectionRefusedError):
         raw(server)
