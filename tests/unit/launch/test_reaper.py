@@ -104,18 +104,20 @@ def test_all_are_stopped_from_the_top_before_one_is_killed(monkeypatch: pytest.M
         send(pid, number)
 
     monkeypatch.setattr(reaper, "_send", recorded)
-    shell = "sh -c 'sleep 600; true' & echo $!; wait; true"
-    mark = f"MARK={uuid.uuid4().hex}".encode()
-    with subprocess.Popen(
-        ["sh", "-c", shell], stdout=subprocess.PIPE, env=dict([mark.decode().split("=")])
-    ) as top:
-        assert top.stdout is not None
-        inner = int(top.stdout.readline())
+    top_code = "sh -c 'sleep 600; true' & echo inner $!; wait; true"
+    root_code = 'sh -c "$TOP" & echo top $!; wait; true'
+    mark = f"MARK={uuid.uuid4().hex}"
+    env = dict([mark.split("=")], TOP=top_code)
+    # A root of its own: this process has other children, of other tests.
+    with subprocess.Popen(["sh", "-c", root_code], stdout=subprocess.PIPE, text=True, env=env) as root:
+        assert root.stdout is not None
+        said = dict([root.stdout.readline().split(), root.stdout.readline().split()])
         until = time.monotonic() + 10
-        while len(reaper.members(os.getpid(), mark)) < 3 and time.monotonic() < until:
+        while len(reaper.members(root.pid, mark.encode())) < 3 and time.monotonic() < until:
             time.sleep(0.01)
-        killed = reaper.kill_tree(os.getpid(), mark, seconds=10, reap=top.poll)
-    numbers = [number for _, number in sent[: 2 * len(killed.pids)]]
+        killed = reaper.kill_tree(root.pid, mark.encode(), seconds=10, reap=root.poll)
+    numbers = [number for _, number in sent[:6]]
     assert numbers == [signal.SIGSTOP] * 3 + [signal.SIGKILL] * 3
-    assert [pid for pid, _ in sent[:2]] == [top.pid, inner]
-    assert killed.left == []
+    assert [pid for pid, _ in sent[:2]] == [int(said["top"]), int(said["inner"])]
+    assert (len(killed.pids), killed.left) == (3, [])
+    assert root.returncode == 0
