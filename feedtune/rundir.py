@@ -13,7 +13,10 @@ from typing import Any
 from shard_tools.errors import BadInput
 
 RUN_FORMAT = "feedtune.run/1"
-_SECRET_NAME = r"[\w.-]*(?:token|secret|passw|pwd|credential|auth|(?:api|(?<![a-z]))key(?![a-z]))[\w.-]*"
+_SECRET_NAME = (
+    r"(?:[\w.-]*(?:token|secret|password|passwd|passphrase|api[-_.]?key|credentials?)"
+    r"|(?:[\w.-]*[-_.])?(?:auth|key|pwd))(?![A-Za-z])[\w.-]*"
+)
 _OPTION = re.compile(rf"(?i)-{{1,2}}{_SECRET_NAME}$")  # its value is the next word
 _SECRETS = (
     re.compile(rf"(?i)(\b{_SECRET_NAME}=)[^\s;,\"']+"),

@@ -131,6 +131,7 @@ class ControlServer:
             with self._changed:
                 self._open.discard(connection)
                 context.get("lost", set()).add(context.get("pid"))
+                self._changed.notify_all()
 
     def _read(self, line: bytes) -> Message | None:
         """A message with the right token, else ``None``."""
