@@ -43,7 +43,9 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        if self.path.exists() and not self.path.is_dir():
+            raise BadInput(f"{self.path} is no folder", "name a new folder with --out")
+        if self.path.exists() and any(self.path.iterdir()):
             raise BadInput(
                 f"{self.path} is not empty: it may hold another run", "name a new folder with --out"
             )

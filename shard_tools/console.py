@@ -67,3 +67,6 @@ def run_app(app: typer.Typer, name: str) -> None:
     except ToolError as error:
         say(f"error: {error}")
         sys.exit(error.exit_code)
+    except OSError as error:  # a full disk, a device that is gone: nothing that a traceback would explain
+        say(f"error: {error.filename or 'the operating system'}: {error.strerror or error}")
+        sys.exit(3)

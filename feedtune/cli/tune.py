@@ -36,7 +36,7 @@ def tune(
         None, "--trials", min=1, help="Settings to measure before the confirmation.  [12]", show_default=False
     ),
     pairs: Optional[int] = typer.Option(
-        None, "--pairs", min=2, help="Interleaved pairs of the confirmation.  [4]", show_default=False
+        None, "--pairs", min=4, help="Interleaved pairs of the confirmation.  [4]", show_default=False
     ),
     block_seconds: Optional[float] = typer.Option(
         None, "--block-seconds", min=0.2, help="Measured seconds of a block.  [1.2]", show_default=False
@@ -57,7 +57,7 @@ def tune(
         "auto", "--guard", help="Write guard: auto, overlay, python+landlock or python."
     ),
     start_timeout: float = typer.Option(
-        900, "--start-timeout", help="Seconds until the first training steps."
+        900, "--start-timeout", min=1, help="Seconds until the first training steps."
     ),
     config: Optional[Path] = typer.Option(
         None, "--config", help="TOML preset with a [tune] table; options win over it.", metavar="FILE"
@@ -120,6 +120,8 @@ def _command(
         return command
     if data is None:
         raise BadInput("no command to tune", f"put it behind --: {example}")
+    if model not in ("tiny", "resnet18", "resnet50"):
+        raise BadInput(f"--model {model}: no such model", "one of tiny, resnet18, resnet50")
     if not data.is_dir():
         raise BadInput(f"{data}: no such folder", "name a folder of images or a folder of shards")
     from feedtune.trials.workload import vision_command

@@ -29,7 +29,7 @@ class Watch:
         self.snapshot = snapshot.take(dataset)
 
     def has_other_than(self, loader: Any) -> bool:
-        """Whether another loader of this identity is still alive."""
+        """Whether a loader of this identity, other than the one given, is still alive."""
         return any(found is not None and found is not loader for found in (ref() for ref in self.loaders))
 
 
@@ -43,11 +43,15 @@ def shape_of(loader: Any) -> tuple[Any, ...]:
 
 
 def same_kind(one: Any, other: Any) -> bool:
-    """Datasets of one class and one length: a function may make them anew each epoch."""
+    """Datasets of one class and one length, or without any: a function may make them anew each epoch."""
+    return type(one) is type(other) and _length(one) == _length(other)
+
+
+def _length(dataset: Any) -> int | None:
     try:
-        return type(one) is type(other) and bool(len(one) == len(other))
-    except TypeError:
-        return False  # no length: two iterable datasets stay two
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def batch_size_of(loader: Any) -> int | None:

@@ -105,14 +105,25 @@ class Machine:
             length = self.feed.epoch_length
         return View(self, length, None if length is None else length - already)
 
+    def adopt(self, watch: Any, loader: Any, feed: Feed | None) -> None:
+        """Training goes on with another loader: the running block does, too, after a new warm-up."""
+        self.watch, self.feed, self.loader = watch, feed, copy.copy(loader)
+        block = self._block
+        if block is not None and block.source is not None:
+            block.source.close()
+            block.source = self._source(block.plan)
+        self.pause("restart")
+
+    def _source(self, plan: dict[str, Any]) -> Source:
+        dataset = snapshot.fresh(self.watch.dataset, self.watch.snapshot)
+        return Source(self._cls, self.loader, plan["settings"], self.feed, dataset)
+
     def pause(self, tag: str) -> None:
         """What the process does now is no training step: ``eval``, ``save``, ``epoch`` or ``restart``."""
         if tag != "epoch" or self._pause is None:  # an epoch's seam hides no save before it
             self._pause = tag
-        if tag != "eval":
+        if tag != "eval" or time.monotonic() - self._beat_s > 1.0:
             self._beat(tag)
-        elif time.monotonic() - self._beat_s > 1.0:
-            self._beat(None)
 
     def _beat(self, doing: str | None) -> None:
         """A sign of life, with what takes longer than a step."""
@@ -169,7 +180,9 @@ class Machine:
                 self._fail(block, "the iterable dataset yields nothing when it is read again")
             raise
         except Exception:
-            self._fail(block, traceback.format_exc(limit=-6))
+            # The script may live with it; if it ends, this is what has ended it.
+            text = traceback.format_exc(limit=-6)[-4000:]
+            self.client.send({"type": "error", "k": block.k, "rank": self._rank, "text": text})
             raise
         self._empty_restarts = 0
         elements, size, count = measure(batch)
@@ -215,10 +228,9 @@ class Machine:
             assert self._cache is not None
             block.player = Player(self._cache, plan["settings"]["pin_memory"])
         else:
-            dataset = snapshot.fresh(self.watch.dataset, self.watch.snapshot)
             if not plan["settings"]["num_workers"]:
                 block.files = snapshot.open_data_files()
-            block.source = Source(self._cls, self.loader, plan["settings"], self.feed, dataset)
+            block.source = self._source(plan)
         return block
 
     def _script_ended(self) -> None:

@@ -115,8 +115,10 @@ class Runtime:
 
     def wants(self, watch: Watch) -> bool:
         """Whether the loader is known to train by now."""
-        if self.machine is not None or watch.passed or not self.armed:
+        if watch.passed or not self.armed:
             return False
+        if self.machine is not None:  # training goes on with another loader once the first one is gone
+            return watch.trained >= _STEPS_TO_TRUST and not self.machine.watch.has_other_than(None)
         if watch.trained >= _STEPS_TO_TRUST:
             return True
         return (
@@ -127,6 +129,9 @@ class Runtime:
 
     def take_over(self, watched: Watched) -> View | None:
         """Become a rank with this loader, if the driver agrees: the view that goes on where it stood."""
+        if self.machine is not None:
+            self.machine.adopt(watched.watch, watched.loader, watched.stop())
+            return self.machine.new_epoch(watched.loader, already=watched.delivered)
         rank, world = _rank()
         client = Client(self.config["host"], self.config["port"], self.config["token"])
         rivals = {w.number: w for w in self._watches.values() if w.trained}

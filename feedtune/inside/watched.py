@@ -39,16 +39,14 @@ class Watched:
         if self._view is not None:
             return next(self._view)
         runtime = self.runtime
-        if runtime.machine is not None:
-            if not self.watch.trained and not self.watch.passed:
-                runtime.machine.pause("eval")
-            return next(self._inner)
         if self._steps_at_last is not None and runtime.optimizer_steps > self._steps_at_last:
             self.watch.trained += 1
         if runtime.wants(self.watch):
             self._view = runtime.take_over(self)
             if self._view is not None:
                 return next(self._view)
+        if runtime.machine is not None and not self.watch.trained and not self.watch.passed:
+            runtime.machine.pause("eval")
         start = time.monotonic()
         batch = next(self._inner)
         if self.delivered:

@@ -37,7 +37,7 @@ def _rates(console: Any, document: dict[str, Any]) -> None:
     for name, key in (("your settings", "baseline"), ("best settings", "best")):
         side = document[key]
         if side and side["rate"] and not (key == "best" and not document["gain"]):
-            rows.append((name, side["rate"], side["starvation"]))
+            rows.append((name, side["rate_with_edges"], side["starvation"]))
     for name, rate, starved in rows:
         if rate is None:
             continue
@@ -94,5 +94,12 @@ def _blocks(console: Any, document: dict[str, Any]) -> None:
         pairs = sum(b["kind"] == "confirm" for b in document["blocks"]) // 2
         console.print(
             f"\nConfirmed in {pairs} interleaved pairs: {compared['ratio']:.3f}x "
-            f"(95 % interval {compared['low']:.3f} to {compared['high']:.3f})\n"
+            f"(95 % interval {compared['low']:.3f} to {compared['high']:.3f}){_edges_note(document)}\n"
         )
+
+
+def _edges_note(document: dict[str, Any]) -> str:
+    """Said where the compared speeds have worker starts in them and differ from the rates of the blocks."""
+    confirmed = [b for b in document["blocks"] if b["kind"] == "confirm" and b["rate"]]
+    paid = any(b["rate_with_edges"] < 0.99 * b["rate"] for b in confirmed)
+    return ", over an epoch, worker starts included" if paid else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from feedtune.records import BlockResult
 from feedtune.trials.server import Message
+from feedtune.trials.verdict import last_line
 
 
 def loader_line(hello: Message) -> str:
@@ -25,7 +26,7 @@ def block_line(block: BlockResult) -> str:
         kind = "pinned" if block.settings.pin_memory else "pageable"
         what = f"{block.kind:<9} {'cached batches, ' + kind:<58}"
     if not block.measured:
-        return f"{what} {block.state}: {block.reason} {block.detail.splitlines()[-1] if block.detail else ''}"
+        return f"{what} {block.state}: {block.reason} {last_line(block.detail)}"
     starved = f"  starved {block.starvation:6.1%}" if block.starvation is not None else ""
     unstable = f"  unstable ({block.reason})" if block.state == "unstable" else ""
     return f"{what} {block.rate:9.2f} steps/s{starved}{unstable}"

@@ -54,6 +54,18 @@ def check_out(out: Path | None) -> None:
         raise BadInput(f"--out {out}: a '{os.pathsep}' in its path would split PYTHONPATH", "name another")
 
 
+def working_folder() -> Path:
+    """The folder the command is started in.
+
+    Raises:
+        BadInput: it has been deleted meanwhile.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise BadInput("the working folder has been deleted", "change to a folder that exists") from error
+
+
 def run_name(command: Sequence[str]) -> str:
     """A name for the run folder: the script's, else the program's."""
     scripts = [Path(word).stem for word in command if word.endswith(".py")]

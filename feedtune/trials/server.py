@@ -27,12 +27,13 @@ class StartState:
     hellos: dict[int, Message] = field(default_factory=dict)
     results: dict[tuple[int, int], Message] = field(default_factory=dict)  # (k, rank)
     failures: list[Message] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)  # k -> what its loader raised last
     asked: dict[int, int] = field(default_factory=dict)  # rank -> k it waits for
     done: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)  # pids whose connection has ended
     loader: int | None = None
     heard_s: float = field(default_factory=time.monotonic)
-    doing: str | None = None  # the last message came from a save or from between two epochs
+    doing: str | None = None  # the last message came from a save, an evaluation or between two epochs
 
 
 class ControlServer:
@@ -149,8 +150,10 @@ class ControlServer:
             state = self.start_state(message["start"] if kind == "hello" else context.get("start", 0))
             if kind == "hello":
                 context.update(start=message["start"], pid=message.get("pid"), lost=state.lost)
-            state.heard_s = time.monotonic()
-            state.doing = message.get("doing")
+            doing = message.get("doing")
+            if doing is None or doing != state.doing:  # a long evaluation is one thing done, not many signs
+                state.heard_s = time.monotonic()
+            state.doing = doing
             answer = getattr(self, f"_on_{kind}", self._on_unknown)(message, state)
             self._changed.notify_all()
             return answer
@@ -203,6 +206,9 @@ class ControlServer:
 
     def _on_fail(self, message: Message, state: StartState) -> None:
         state.failures.append(message)
+
+    def _on_error(self, message: Message, state: StartState) -> None:
+        state.errors[message["k"]] = message["text"]
 
     def _on_done(self, message: Message, state: StartState) -> None:
         state.done.add(message["rank"])

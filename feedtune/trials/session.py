@@ -177,13 +177,21 @@ class Session:
                     return self._check_partial(plan, state)
             code = self.process.poll()
             if code is not None and not self._all_in(state, plan.k):
-                reason: Reason = "script_ended" if code == 0 else "script_failed"
-                return self._failed(plan, reason, f"exit code {code}\n{self.log_tail()}")
+                return self._ended(plan, code)
             if state.hellos:
                 # A save, or whatever a script does between two epochs, may take as long as a start.
                 limit = self.launch.start_timeout_s if state.doing else max(_HANG_S, 10 * plan.max_s)
             if now - state.heard_s > limit:
                 return self._failed(plan, "hang", f"no sign of life for {limit:.0f} s\n{self.log_tail()}")
+
+    def _ended(self, plan: BlockPlan, code: int | None) -> BlockResult:
+        """The script has ended in the middle of a block."""
+        error = self.state().errors.get(plan.k)
+        if code == 0:
+            return self._failed(plan, "script_ended", "exit code 0")
+        if error:
+            return self._failed(plan, "loader_failed", error)
+        return self._failed(plan, "script_failed", f"exit code {code}\n{self.log_tail()}")
 
     def _check_partial(self, plan: BlockPlan, state: StartState) -> BlockResult | None:
         """A block that the script's end has cut off counts only where the script ended well."""
@@ -194,9 +202,7 @@ class Session:
         deadline = time.monotonic() + _EXIT_GRACE_S
         while (code := self.process.poll()) is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        if code in (0, None):
-            return None
-        return self._failed(plan, "script_failed", f"exit code {code}\n{self.log_tail()}")
+        return None if code in (0, None) else self._ended(plan, code)
 
     def _all_in(self, state: StartState, k: int) -> bool:
         return bool(state.hellos) and all((k, rank) in state.results for rank in state.hellos)
@@ -246,7 +252,7 @@ class Session:
                 text = file.read().decode(errors="replace")
         except FileNotFoundError:
             return ""
-        found = text.splitlines()
+        found = [line[:500] for line in text.splitlines()]
         starts = [i for i, line in enumerate(found) if line.startswith("Traceback")]
         if starts and "ChildFailedError" not in text[text.rfind("Traceback") :]:
             return "\n".join(found[starts[-1] :][-40:])

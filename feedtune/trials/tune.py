@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from feedtune.analysis.blocks import with_edges
@@ -26,11 +26,11 @@ from feedtune.records import BlockKind, BlockPlan, BlockResult
 from feedtune.rundir import RUN_FORMAT, RunDir, redact
 from feedtune.settings import LoaderSettings
 from feedtune.trials.lines import block_line, loader_line
-from feedtune.trials.options import TuneOptions, check_out, run_name
+from feedtune.trials.options import TuneOptions, check_out, run_name, working_folder
 from feedtune.trials.server import ControlServer, Message
 from feedtune.trials.session import Launch, Session, started_inside_a_launcher
 from feedtune.trials.verdict import Answer, Facts, document
-from shard_tools.errors import BadInput, CommandFailed
+from shard_tools.errors import BadInput, CommandFailed, Missing
 
 _CACHED_BATCHES = 10
 _CACHE_SHARE = 0.05  # of free memory, over all ranks
@@ -57,10 +57,19 @@ def tune(options: TuneOptions, tell: Callable[[str], None]) -> dict[str, Any]:
             f"feedtune was started by {launcher} once a rank",
             f"put it in front: feedtune tune -- {launcher} ...",
         )
+    working_folder()
     check_out(options.out)
     run = RunDir.new(options.out, run_name(options.command))
     with _terminable():
-        return Tuning(options, run, tell).run()
+        try:
+            tuning = Tuning(options, run, tell)
+        except OSError as error:
+            shutil.rmtree(run.path / "boot", ignore_errors=True)
+            raise Missing(
+                f"cannot write to the run folder {run.path}: {error.strerror or error}",
+                "name another with --out",
+            ) from error
+        return tuning.run()
 
 
 @contextmanager
@@ -98,7 +107,7 @@ class Tuning:
             {"host": "127.0.0.1", "port": self.server.port, "token": token, "records": str(run.path)},
         )
         env, self.trackers = without_trackers(os.environ, run.path / "boot")
-        cwd = Path.cwd()
+        cwd = working_folder()
         launch = Launch(
             command=list(options.command),
             cwd=cwd,
@@ -291,7 +300,9 @@ class Tuning:
         best = max(self._candidates(), key=lambda b: b.speed, default=None)
         if best is None or self.answer.own is None:
             return False
-        pair = self._costs[self.answer.own] + self._costs[best.settings]
+        sides = (self.answer.own, best.settings)
+        longer = sum(self._confirm_seconds(s) - self.options.block_s for s in sides)
+        pair = sum(self._costs[s] for s in sides) + longer
         elapsed = time.monotonic() - self.begun
         return elapsed + max(self._costs.values()) + self.options.pairs * pair > self.options.budget_s
 
@@ -330,7 +341,10 @@ class Tuning:
         target = {side: self._confirm_seconds(settings) for side, settings in sides.items()}
         for pair in range(self.options.pairs):
             for side in "AB" if pair % 2 == 0 else "BA":
-                result = self._run(self._plan("confirm", sides[side], target_s=target[side]))
+                plan = self._plan("confirm", sides[side], target_s=target[side])
+                result = self._run(plan)
+                if not result.measured:  # one bad sample must not cost the answer
+                    result = self._run(plan)
                 if not result.measured:
                     self.answer.note = f"the confirmation failed ({result.reason}): {result.detail}"
                     return

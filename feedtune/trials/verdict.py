@@ -15,6 +15,7 @@ from feedtune.settings import LoaderSettings
 from shard_tools.units import format_seconds
 
 SCHEMA = "feedtune.tune/1"
+_UNDECIDED = 1.10  # an interval that reaches so high has not shown that there is no gain
 _WORKER_COUNTS_FOR_DATA_BOUND = 3  # fewer say nothing on what the loader could do
 
 
@@ -140,6 +141,8 @@ def decide(answer: Answer, blocks: Sequence[BlockResult], own: Side | None) -> O
         return "gpu_bound"
     if answer.gain is None and not answer.beaten:
         return "failed"
+    if answer.gain is not None and answer.gain.high >= _UNDECIDED and answer.winner != answer.own:
+        return "no_gain"  # not proven; the verdict says how wide the interval is
     counts = {b.settings.num_workers for b in blocks if b.kind == "candidate" and b.measured}
     if starved is not None and starved >= POLICY.critical and len(counts) >= _WORKER_COUNTS_FOR_DATA_BOUND:
         return "data_bound"
@@ -199,17 +202,24 @@ def _verdict(answer: Answer, outcome: Outcome, side: Side | None, best: Side | N
         )
     if outcome == "no_gain" and answer.gain is None:
         return f"No gain, keep yours ({own}): every candidate was slower."
+    if outcome == "no_gain" and answer.gain and answer.gain.high >= _UNDECIDED and answer.winner:
+        gain = answer.gain
+        return (
+            f"No gain proven: {answer.winner.arguments()} measured {gain.ratio:.2f}x, but with a 95 % "
+            f"interval of {gain.low:.2f} to {gain.high:.2f}; keep yours ({own}), or tune again on a quieter "
+            "machine or with more --pairs."
+        )
     if outcome == "no_gain" and answer.gain:
         gain = answer.gain
         return (
             f"No gain, keep yours ({own}): the best candidate measured {gain.ratio:.3f}x "
             f"(95 % interval {gain.low:.3f} to {gain.high:.3f})."
         )
-    why = (
-        "interrupted before the answer"
-        if answer.interrupted
-        else answer.note or "no candidate could be measured"
-    )
+    why = last_line(answer.note) or "no candidate could be measured"
+    if answer.cut_short and not answer.note:
+        why = "the budget was over before a candidate could be measured; give --budget more seconds"
+    if answer.interrupted:
+        why = "interrupted before the answer"
     return f"No answer: {why}."
 
 
@@ -239,3 +249,8 @@ def _advice(answer: Answer, outcome: Outcome, blocks: Sequence[BlockResult], bes
 
 def _percent(share: float | None) -> str:
     return "unknown" if share is None else f"{max(share, 0.0):.1%}"
+
+
+def last_line(text: str) -> str:
+    """The last line that says something; of a traceback, the error itself."""
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")
