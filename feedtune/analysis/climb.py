@@ -12,6 +12,7 @@ from feedtune.settings import DEFAULT_PREFETCH, LoaderSettings
 WORKER_LADDER = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 PREFETCH_LADDER = (1, 2, 4, 8)
 DEFAULT_MAX_WORKERS = 64
+_WORKERS_ON_FEW_CORES = 32  # beyond this a small machine is busy with its workers alone
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class Space:
         """Whether the settings lie in the space."""
         prefetch_ok = settings.num_workers == 0 or settings.prefetch_factor in self.prefetch
         return settings.num_workers in self.workers and prefetch_ok and settings.pin_memory in self.pin
+
+
+def default_max_workers(cores_per_rank: int) -> int:
+    """Most workers of a rank that are tried unasked: 32, or four a core up to 64."""
+    return min(DEFAULT_MAX_WORKERS, max(_WORKERS_ON_FEW_CORES, 4 * cores_per_rank))
 
 
 def make_space(

@@ -30,7 +30,7 @@ class Policy:
     critical: float = 0.10
     unstable: float = 0.10
     above_bound: float = 0.03
-    noisy: float = 0.03
+    noisy: float = 0.04
     longer: float = 2.5
     uneven: float = 0.05
     ladder_step: float = 0.03

@@ -42,7 +42,11 @@ def tune(
         None, "--block-seconds", min=0.2, help="Measured seconds of a block.  [1.2]", show_default=False
     ),
     max_workers: Optional[int] = typer.Option(
-        None, "--max-workers", min=0, help="Most workers a rank.  [64]", show_default=False
+        None,
+        "--max-workers",
+        min=0,
+        help="Most workers a rank.  [32, or 4 a core up to 64]",
+        show_default=False,
     ),
     fixed: list[str] = typer.Option(
         [],

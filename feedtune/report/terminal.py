@@ -41,7 +41,7 @@ def _rates(console: Any, document: dict[str, Any]) -> None:
     for name, rate, starved in rows:
         if rate is None:
             continue
-        bar = "█" * max(1, round(20 * rate / ceiling)) if ceiling else ""
+        bar = "█" * max(1, round(16 * rate / ceiling)) if ceiling else ""
         text = "" if starved is None else f"starved {max(starved, 0):6.1%}"
         console.print(f"  {name:<23}{rate:>10.2f} steps/s  {text:<15} {bar}")
     console.print()
@@ -101,5 +101,5 @@ def _blocks(console: Any, document: dict[str, Any]) -> None:
 def _edges_note(document: dict[str, Any]) -> str:
     """Said where the compared speeds have worker starts in them and differ from the rates of the blocks."""
     confirmed = [b for b in document["blocks"] if b["kind"] == "confirm" and b["rate"]]
-    paid = any(b["rate_with_edges"] < 0.99 * b["rate"] for b in confirmed)
+    paid = any((b["rate_with_edges"] or b["rate"]) < 0.99 * b["rate"] for b in confirmed)
     return ", over an epoch, worker starts included" if paid else ""

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from feedtune.analysis.climb import DEFAULT_MAX_WORKERS
 from shard_tools.errors import BadInput
 
 
@@ -22,7 +21,7 @@ class TuneOptions:
         trials: settings measured before the confirmation.
         pairs: interleaved pairs of the confirmation; at least 4 for a usable interval.
         block_s: measured seconds of a block.
-        max_workers: upper bound of workers a rank.
+        max_workers: upper bound of workers a rank; ``None`` lets the core count decide.
         fixed: settings held fast.
         writable: folders that the script really writes.
     """
@@ -33,7 +32,7 @@ class TuneOptions:
     trials: int = 12
     pairs: int = 4
     block_s: float = 1.2
-    max_workers: int = DEFAULT_MAX_WORKERS
+    max_workers: int | None = None
     fixed: Mapping[str, int | bool] = field(default_factory=dict)
     writable: Sequence[Path] = ()
     start_timeout_s: float = 900.0

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from feedtune.analysis.blocks import with_edges
-from feedtune.analysis.climb import Space, make_space
+from feedtune.analysis.climb import Space, default_max_workers, make_space
 from feedtune.analysis.limits import Needs, broken_limit
 from feedtune.analysis.pacing import next_chunk, warmup_steps
 from feedtune.analysis.policy import POLICY
@@ -177,11 +177,13 @@ class Tuning:
         self.tell(f"training loader: {loader_line(hello)}")
         baseline = self._baseline(own)
         self._ceilings(bool(hello["loader"]["cuda"]), baseline)
+        cores = max(1, int(self.machine.cores // hello["world"]))
+        most = self.options.max_workers
         space = make_space(
             own,
             cuda=bool(hello["loader"]["cuda"]),
-            cores_per_rank=max(1, int(self.machine.cores // hello["world"])),
-            max_workers=self.options.max_workers,
+            cores_per_rank=cores,
+            max_workers=default_max_workers(cores) if most is None else most,
             fixed=self.options.fixed,
         )
         self.answer.space = space

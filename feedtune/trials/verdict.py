@@ -232,6 +232,13 @@ def _advice(answer: Answer, outcome: Outcome, blocks: Sequence[BlockResult], bes
             f"Training still waits {_percent(starved)} of its time for data: make the data cheaper to read "
             "and decode (smaller images, a faster decoder, shards: shard-tools pack SRC DST)."
         )
+    space = answer.space
+    if outcome == "gain" and best and space and len(space.workers) > 1:
+        most = max(space.workers)
+        if best.settings.num_workers == most:
+            found.append(
+                f"The best stands at the most workers that were tried; try --max-workers {2 * most}."
+            )
     edge = _edge(answer, best)
     if edge and edge["paid_each_epoch"] and edge["share"] >= POLICY.edge_share:
         found.append(
