@@ -229,7 +229,7 @@ class Machine:
             block.player = Player(self._cache, plan["settings"]["pin_memory"])
         else:
             if not plan["settings"]["num_workers"]:
-                block.files = snapshot.open_data_files()
+                block.files = snapshot.open_data_files(moved=True)
             block.source = self._source(plan)
         return block
 
@@ -277,13 +277,15 @@ class Machine:
         """End the block's loader; after one without workers, look for files it has left open here."""
         source = block.source
         assert source is not None
-        during = snapshot.open_data_files() if block.files is not None else None
+        during = snapshot.open_data_files(moved=True) if block.files is not None else None
         source.close()
         if block.files is None or during is None:
             return
         block.source = source = None  # the last references to the dataset's copy
         gc.collect()  # cycles inside a dataset would keep its handles
-        shared = snapshot.shared_files(self._base_files, block.files, during, snapshot.open_data_files())
+        shared = snapshot.shared_files(
+            self._base_files, block.files, during, snapshot.open_data_files(moved=True)
+        )
         self._shared = sorted({*self._shared, *shared})
 
     def forked(self) -> None:

@@ -86,10 +86,14 @@ def _fresh(value: Any, snapshot: dict[int, tuple[Any, Any]], done: dict[int, Any
     return copy
 
 
-def open_data_files() -> Counter[str]:
+def open_data_files(moved: bool = False) -> Counter[str]:
     """Regular files that this process holds open for reading, and how often: workers would share them.
 
     Memory-mapped files do not count: a mapping has no position that reads could disturb.
+
+    Args:
+        moved: count only files whose position has moved; positional reads (``pread``) leave it at 0 and
+            disturb nobody.
     """
     found: Counter[str] = Counter()
     with open("/proc/self/maps", errors="replace") as file:
@@ -98,11 +102,12 @@ def open_data_files() -> Counter[str]:
         try:
             path = os.readlink(f"/proc/self/fd/{name}")
             with open(f"/proc/self/fdinfo/{name}") as file:
-                flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags"))
-        except (OSError, StopIteration):
+                info = dict(line.split(":", 1) for line in file if line.startswith(("pos:", "flags:")))
+        except (OSError, ValueError):
             continue  # closed between listing and reading
-        writable = flags & os.O_ACCMODE != os.O_RDONLY
-        if not writable and path not in mapped and _is_data(path):
+        writable = int(info["flags"], 8) & os.O_ACCMODE != os.O_RDONLY
+        harmless = path in mapped or (moved and int(info["pos"]) == 0)
+        if not writable and not harmless and _is_data(path):
             found[path] += 1
     return found
 

@@ -96,8 +96,14 @@ class TarFile:
         return data
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._handle)
+        """Close the file; closing it twice does nothing."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", -1) >= 0:
+            os.close(self._handle)
 
 
 class LmdbFile:

@@ -217,3 +217,15 @@ def test_a_memory_mapped_file_has_no_position_to_share(tmp_path) -> None:
 def test_shared_files_are_those_that_outlive_the_copy(base, before, during, after, shared) -> None:
     counts = (Counter({"data": count}) for count in (base, before, during, after))
     assert snapshot.shared_files(*counts) == ["data"] * shared
+
+
+def test_positional_reads_disturb_nobody(tmp_path) -> None:
+    """A handle read with ``pread`` may be shared; one whose position has moved may not."""
+    path = tmp_path / "data"
+    path.write_bytes(b"0123456789")
+    with path.open("rb", buffering=0) as file:
+        os.pread(file.fileno(), 4, 2)
+        assert str(path) in snapshot.open_data_files()
+        assert str(path) not in snapshot.open_data_files(moved=True)
+        file.read(4)
+        assert str(path) in snapshot.open_data_files(moved=True)
