@@ -339,3 +339,6 @@ def test_demo(tmp_path: Path) -> None:
     check(document, "feedtune.demo-1.json")
     check(document["tune"], "feedtune.tune-1.json")
     check(document["resized"], "feedtune.tune-1.json")
+    # Whatever the answer, workers were really tried: shard datasets read by position and share nothing.
+    candidates = [b for b in document["tune"]["blocks"] if b["kind"] == "candidate"]
+    assert any(b["settings"]["num_workers"] and b["rate"] for b in candidates), candidates
