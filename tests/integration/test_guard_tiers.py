@@ -337,8 +337,16 @@ class Place:
 
 
 def user_of(name: str) -> int:
+    if os.getuid() == 0 and name != "root":
+        command = [python_of(ORDINARY_USER), "-c", "import feedtune.launch.process"]
+        env = {"PYTHONPATH": str(ROOT)}
+        if subprocess.run(
+            command, user=ORDINARY_USER, env=env, capture_output=True, check=False, cwd="/"
+        ).returncode:
+            pytest.skip("an ordinary user cannot read this checkout")
+        return ORDINARY_USER
     if os.getuid() == 0:
-        return 0 if name == "root" else ORDINARY_USER
+        return 0
     if name == "root":
         pytest.skip("the tests do not run as root")
     return os.getuid()
