@@ -447,7 +447,7 @@ def test_a_folder_shared_by_a_group_is_guarded_by_another_tier_without_privilege
     """A user namespace knows one group only: new files with the folder's group could not be made."""
     if os.getuid() != 0:
         pytest.skip("needs root to make another group's folder")
-    place = Place(base, ORDINARY_USER)
+    place = Place(base, user_of("user"))
     prepare(place.cwd)
     place.own()
     shared = ORDINARY_USER + 1
