@@ -6,6 +6,7 @@ launchers in between.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -52,6 +53,9 @@ _next()
 class BootFolder:
     """The start-up folder of one run, mode 0700.
 
+    It is made anew for each start of the command, and removed by the guardian of that start: it holds a
+    token, and must not outlive a driver that was killed.
+
     Args:
         path: where to make it.
         run_id: unique name of the run; the copied package is called after it.
@@ -61,23 +65,21 @@ class BootFolder:
     def __init__(self, path: Path, run_id: str, config: Mapping[str, Any]) -> None:
         self.path = path
         self._config = dict(config)
-        package = f"_feedtune_{run_id}"
-        path.mkdir(mode=0o700)
-        (path / "seen").mkdir(mode=0o700)
-        source = Path(feedtune.__file__).parent / "inside"
-        shutil.copytree(source, path / package, ignore=shutil.ignore_patterns("__pycache__"))
-        (path / "sitecustomize.py").write_text(_SITECUSTOMIZE.format(package=package))
+        self._package = f"_feedtune_{run_id}"
+        self._signs: dict[str, str] = {}
 
     def set_start(self, start: int) -> None:
-        """Write the configuration for the next start of the command."""
-        file = self.path / "config.json"
-        temporary = file.with_suffix(".tmp")
-        descriptor = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+        """Make the folder for a start of the command, without any sign in it."""
+        self.remove()
+        self._signs = {}
+        self.path.mkdir(mode=0o700)
+        (self.path / "seen").mkdir(mode=0o700)
+        source = Path(feedtune.__file__).parent / "inside"
+        shutil.copytree(source, self.path / self._package, ignore=shutil.ignore_patterns("__pycache__"))
+        (self.path / "sitecustomize.py").write_text(_SITECUSTOMIZE.format(package=self._package))
+        descriptor = os.open(self.path / "config.json", os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as stream:
             json.dump({**self._config, "start": start}, stream)
-        os.replace(temporary, file)
-        for mark in (self.path / "seen").iterdir():
-            mark.unlink()
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The command's environment: ours in front of PYTHONPATH, nothing else that matters."""
@@ -87,10 +89,19 @@ class BootFolder:
 
     def seen(self) -> set[str]:
         """How far any process of the command came: python, torch, loader, iterated, error."""
-        try:
-            return {entry.name for entry in (self.path / "seen").iterdir()}
-        except FileNotFoundError:
-            return set()
+        self.keep_signs()
+        return set(self._signs)
+
+    def error(self) -> str:
+        """What went wrong in our start-up code in the command's interpreters; empty if nothing did."""
+        self.keep_signs()
+        return self._signs.get("error", "").strip()
+
+    def keep_signs(self) -> None:
+        """Read the signs now: the guardian removes the folder at the command's end."""
+        with contextlib.suppress(FileNotFoundError):
+            for entry in (self.path / "seen").iterdir():
+                self._signs[entry.name] = entry.read_text(errors="replace")
 
     def remove(self) -> None:
         """Remove the folder."""

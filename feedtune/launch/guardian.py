@@ -14,6 +14,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from feedtune.launch import leftovers, reaper, spawn, syscalls
@@ -23,10 +24,23 @@ KILL_SECONDS = 20.0
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 
 
-def main() -> None:
-    """Serve one command from start to end."""
+def main(folders: Sequence[str] = ()) -> None:
+    """Serve one command from start to end.
+
+    Args:
+        folders: removed at the end, however it comes. They are named when this process is started, not
+            in the request: a driver that is killed in between has filled them already.
+    """
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    try:
+        _serve()
+    finally:
+        for folder in folders:
+            leftovers.remove_tree(folder)
+
+
+def _serve() -> None:
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     request = json.loads(_read_line(0))
     mark = b"FEEDTUNE_RUN_ID=" + os.fsencode(request["run_id"])
@@ -89,8 +103,12 @@ class _Watcher:
         """Return when the driver closes its pipe or ends in any way."""
         handles: list[int] = [0, self._wake]
         # A fork of the driver may hold the pipe open after its death.
-        with contextlib.suppress(OSError, AttributeError):
+        try:
             handles.append(os.pidfd_open(self._driver))
+        except ProcessLookupError:
+            return  # it is dead already
+        except (OSError, AttributeError):
+            pass  # an old kernel: the pipe has to do
         while True:
             ready, _, _ = select.select(handles, [], [], self.SCAN_SECONDS)
             if 0 in ready and not os.read(0, 4096):

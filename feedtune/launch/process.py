@@ -18,11 +18,14 @@ from types import TracebackType
 from typing import Any
 
 from feedtune.launch import leftovers, reaper
+from feedtune.launch.boot import BootFolder
 from feedtune.launch.policy import WritePolicy
 from shard_tools.errors import BadInput, Missing
 
 TIERS = ("overlay", "python+landlock", "python")
-_BOOT = "import sys; sys.path.append(sys.argv[1]); from feedtune.launch.guardian import main; main()"
+_CODE = (
+    "import sys; sys.path.append(sys.argv[1]); from feedtune.launch.guardian import main; main(sys.argv[2:])"
+)
 _START_SECONDS = 60.0
 _END_SECONDS = 60.0
 
@@ -34,12 +37,13 @@ class GuardedProcess:
     left in the background and the scratch folder live until then.
     """
 
-    def __init__(self, guardian: subprocess.Popen[bytes], run_id: str) -> None:
+    def __init__(self, guardian: subprocess.Popen[bytes], run_id: str, folders: Sequence[str]) -> None:
         self.pid = 0
         self.tier = ""
         self.notes: list[str] = []
         self.upper: Path | None = None
         self._guardian = guardian
+        self._folders = folders
         self._mark = b"FEEDTUNE_RUN_ID=" + os.fsencode(run_id)
         self._since = time.time()
         self._code: int | None = None
@@ -60,6 +64,8 @@ class GuardedProcess:
         run_id: str,
         policy: WritePolicy,
         tier: str = "auto",
+        boot: BootFolder | None = None,
+        number: int = 1,
     ) -> GuardedProcess:
         """Start a command under guard.
 
@@ -71,6 +77,8 @@ class GuardedProcess:
             run_id: marks every process of the tree; unique to this run.
             policy: what may be written for real.
             tier: ``overlay``, ``python+landlock``, ``python``, or ``auto`` for the first that works.
+            boot: start-up folder; made here and removed with the command.
+            number: which start of the command it is, for the start-up folder.
 
         Raises:
             BadInput: the command cannot be executed, ``cwd`` is no folder, the tier is unknown.
@@ -83,18 +91,21 @@ class GuardedProcess:
         if tier not in ("auto", *TIERS):
             raise BadInput(f"write guard {tier!r} is unknown: choose auto, {', '.join(TIERS)}")
         log.touch(mode=0o600)
-        process = cls(_start_guardian(log), run_id)
-        process._send(
-            command=list(command),
-            env={**env, "FEEDTUNE_RUN_ID": run_id},
-            cwd=str(cwd.absolute()),
-            log=str(log.absolute()),
-            run_id=run_id,
-            policy=asdict(policy),
-            tier=tier,
-            driver=os.getpid(),
-        )
+        folders = [str(boot.path.absolute())] if boot is not None else []
+        process = cls(_start_guardian(log, folders), run_id, folders)
         try:
+            if boot is not None:
+                boot.set_start(number)  # after the guardian, which removes it whatever happens to us
+            process._send(
+                command=list(command),
+                env={**env, "FEEDTUNE_RUN_ID": run_id},
+                cwd=str(cwd.absolute()),
+                log=str(log.absolute()),
+                run_id=run_id,
+                policy=asdict(policy),
+                tier=tier,
+                driver=os.getpid(),
+            )
             process._await_start(command)
         except BaseException:
             process.kill()
@@ -113,7 +124,7 @@ class GuardedProcess:
             return self._code
 
     def kill(self) -> None:
-        """End the whole tree and remove the scratch folder; nothing is left when this returns."""
+        """End the whole tree, remove scratch and start-up folder; nothing is left when this returns."""
         with self._lock:
             if self._ended:
                 return
@@ -139,8 +150,9 @@ class GuardedProcess:
 
     def _send(self, **request: Any) -> None:
         assert self._guardian.stdin is not None
-        self._guardian.stdin.write(json.dumps(request).encode() + b"\n")
-        self._guardian.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # a guardian that could not start tells nothing
+            self._guardian.stdin.write(json.dumps(request).encode() + b"\n")
+            self._guardian.stdin.flush()
 
     def _await_start(self, command: Sequence[str]) -> None:
         event = self._event(_START_SECONDS)
@@ -185,15 +197,15 @@ class GuardedProcess:
         """What the guardian would have done, for a guardian that was killed."""
         killed = reaper.kill_tree(self._guardian.pid, self._mark, seconds=_END_SECONDS, reap=lambda: None)
         leftovers.remove_leftovers(killed.pids | {self.pid}, killed.held, self._since)
-        if self._scratch:
-            leftovers.remove_tree(self._scratch)
+        for folder in (self._scratch, *self._folders):
+            leftovers.remove_tree(folder)
 
 
-def _start_guardian(log: Path) -> subprocess.Popen[bytes]:
+def _start_guardian(log: Path, folders: Sequence[str]) -> subprocess.Popen[bytes]:
     root = str(Path(__file__).resolve().parents[2])
     with log.open("ab") as errors:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _BOOT, root],
+            [sys.executable, "-I", "-S", "-c", _CODE, root, *folders],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from feedtune.analysis.blocks import RankBlock, measure_block
+from feedtune.analysis.failures import Cause
 from feedtune.launch.boot import BootFolder
 from feedtune.launch.policy import WritePolicy
 from feedtune.launch.process import GuardedProcess
-from feedtune.records import BlockPlan, BlockResult, Reason, StepRecord
+from feedtune.records import BlockPlan, BlockResult, StepRecord
 from feedtune.rundir import RunDir
+from feedtune.trials import causes
 from feedtune.trials.server import ControlServer, Message, StartState
 from shard_tools.errors import CommandFailed, Missing
 
 _SILENT_GRACE_S = 2.0  # a rank that has not claimed so long after another's first block never fetches
-_HANG_S = 60.0
 _MAX_STARTS = 20
-_EXIT_GRACE_S = 20.0  # from the last rank's word to the launcher's exit code
+_EXIT_GRACE_S = 20.0  # from a rank's last word to the launcher's exit code
+_STEPS_OF_HANG = 10  # a step may take so many times what was predicted
 _POLL_S = 0.25
 
 
@@ -35,6 +37,9 @@ class Launch:
     policy: WritePolicy
     tier: str = "auto"
     start_timeout_s: float = 900.0
+    hang_timeout_s: float = 60.0
+    chosen: str | None = None  # the training loader that the user names: FILE:LINE
+    isolate: bool = False  # every trial in a start of its own
 
 
 class Session:
@@ -92,7 +97,6 @@ class Session:
         self.starts += 1
         self._blocks_in_start = 0
         self._cached = False
-        self.boot.set_start(self.starts)
         env = self.boot.environment({**self.launch.env, "FEEDTUNE_RUN_ID": self.run_id})
         self.process = GuardedProcess.start(
             self.launch.command,
@@ -102,6 +106,8 @@ class Session:
             run_id=self.run_id,
             policy=self.launch.policy,
             tier=self.launch.tier,
+            boot=self.boot,
+            number=self.starts,
         )
         self._guard = (self.process.tier, list(self.process.notes))
 
@@ -131,6 +137,8 @@ class Session:
 
     def run(self, plan: BlockPlan) -> BlockResult:
         """Run one block on all ranks; a script that ends meanwhile is started again for it."""
+        if self.isolate and self._blocks_in_start and not (plan.kind == "ceiling" and self._cached):
+            self.stop()
         if plan.kind == "ceiling" and not self._cached and self._cache_plan is not None:
             self.run(self._cache_plan)  # a new start has no batches to replay yet
         while True:
@@ -145,7 +153,7 @@ class Session:
                 self.start()
             done_before = self._blocks_in_start
             failure = self._wait_for_results(plan)
-            result = failure or self._measure(plan)
+            result = self._measure(plan) if failure is None else self._failed(plan, failure)
             # A block that the script's own end has cut short has a whole script before it in a new start.
             cut = result.reason == "script_ended" or (result.reason == "too_few_steps" and self._partial)
             if failure is not None or cut:
@@ -154,20 +162,19 @@ class Session:
                 return result
 
     def _announce_restart(self) -> None:
-        if self.starts:
+        if self.starts and not self.isolate:
             self.tell("the script has ended; starting it again for the blocks that are left")
 
-    def _wait_for_results(self, plan: BlockPlan) -> BlockResult | None:
+    def _wait_for_results(self, plan: BlockPlan) -> Cause | None:
         """Wait for block k of all ranks; what went wrong, or ``None``."""
         assert self.process is not None
         state = self.state()
         state.heard_s = time.monotonic()
         first_result: float | None = None
-        limit = self.launch.start_timeout_s if not state.hellos else _HANG_S
         while True:
             complete = self.server.wait(lambda: bool(state.failures) or self._all_in(state, plan.k), _POLL_S)
             if state.failures:
-                return self._failed(plan, "loader_failed", state.failures[0]["text"])
+                return Cause("loader_failed", state.failures[0]["text"])
             now = time.monotonic()
             if complete:
                 first_result = first_result or now
@@ -175,40 +182,61 @@ class Session:
                 known = len(state.hellos) >= world or self._blocks_in_start > 0
                 if known or now - first_result > _SILENT_GRACE_S:
                     return self._check_partial(plan, state)
-            code = self.process.poll()
-            if code is not None and not self._all_in(state, plan.k):
-                return self._ended(plan, code)
-            if state.hellos:
-                # A save, or whatever a script does between two epochs, may take as long as a start.
-                limit = self.launch.start_timeout_s if state.doing else max(_HANG_S, 10 * plan.max_s)
+            elif self.process.poll() is not None or self._lost(state, plan.k):
+                code = self._exit_code()
+                if not self._all_in(state, plan.k):
+                    return self._ended(plan, code)
+            limit = self._patience_s(plan, state)
             if now - state.heard_s > limit:
-                return self._failed(plan, "hang", f"no sign of life for {limit:.0f} s\n{self.log_tail()}")
+                return self._hung(state, limit)
 
-    def _ended(self, plan: BlockPlan, code: int | None) -> BlockResult:
-        """The script has ended in the middle of a block."""
-        error = self.state().errors.get(plan.k)
-        if code == 0:
-            return self._failed(plan, "script_ended", "exit code 0")
-        if error:
-            return self._failed(plan, "loader_failed", error)
-        return self._failed(plan, "script_failed", f"exit code {code}\n{self.log_tail()}")
+    def _patience_s(self, plan: BlockPlan, state: StartState) -> float:
+        """Silence that is not yet a hang."""
+        if not state.hellos or state.doing:
+            # A save, or whatever a script does between two epochs, may take as long as a start.
+            return self.launch.start_timeout_s
+        return max(self.launch.hang_timeout_s, _STEPS_OF_HANG * plan.step_s)
 
-    def _check_partial(self, plan: BlockPlan, state: StartState) -> BlockResult | None:
-        """A block that the script's end has cut off counts only where the script ended well."""
-        self._partial = any(state.results[plan.k, rank]["partial"] for rank in state.hellos)
-        if not self._partial:
-            return None
+    def _lost(self, state: StartState, k: int) -> bool:
+        """Whether a rank has ended before the others could end the block with it."""
+        with self.server.locked():
+            return any(hello.get("pid") in state.lost for hello in state.hellos.values())
+
+    def _exit_code(self) -> int | None:
+        """The command's exit code, once a rank has ended; ``None`` where the others stay."""
         assert self.process is not None
         deadline = time.monotonic() + _EXIT_GRACE_S
         while (code := self.process.poll()) is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
+        return code
+
+    def _ended(self, plan: BlockPlan, code: int | None) -> Cause:
+        """The script, or one of its ranks, has ended in the middle of a block."""
+        with self.server.locked():
+            return causes.ended(self.state(), plan.k, code, self._log_tail())
+
+    def _hung(self, state: StartState, limit: float) -> Cause:
+        if not state.hellos:
+            return Cause("hang", f"no training step within {limit:.0f} s of its start", self._log_tail())
+        cause = causes.hung(state, self.run_dir.path)
+        return replace(cause, text=f"no sign of life for {limit:.0f} s: {cause.text}")
+
+    def _check_partial(self, plan: BlockPlan, state: StartState) -> Cause | None:
+        """A block that the script's end has cut off counts only where the script ended well."""
+        self._partial = any(state.results[plan.k, rank]["partial"] for rank in state.hellos)
+        if not self._partial:
+            return None
+        code = self._exit_code()
         return None if code in (0, None) else self._ended(plan, code)
 
     def _all_in(self, state: StartState, k: int) -> bool:
         return bool(state.hellos) and all((k, rank) in state.results for rank in state.hellos)
 
-    def _failed(self, plan: BlockPlan, reason: Reason, detail: str) -> BlockResult:
-        return BlockResult(plan.k, plan.kind, plan.settings, state="failed", reason=reason, detail=detail)
+    def _failed(self, plan: BlockPlan, cause: Cause) -> BlockResult:
+        return BlockResult(
+            plan.k, plan.kind, plan.settings, state="failed", reason=cause.reason, detail=cause.text,
+            stack=cause.stack,
+        )  # fmt: skip
 
     def _measure(self, plan: BlockPlan) -> BlockResult:
         self._blocks_in_start += 1
@@ -241,67 +269,23 @@ class Session:
     def stop(self) -> None:
         """End the tree now."""
         if self.process is not None:
+            self.boot.keep_signs()
             self.process.kill()
             self.process = None
-
-    def log_tail(self, lines: int = 15) -> str:
-        """The end of the command's output; from its last traceback on, where there is one."""
-        try:
-            with open(self.run_dir.log, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - 20_000))
-                text = file.read().decode(errors="replace")
-        except FileNotFoundError:
-            return ""
-        found = [line[:500] for line in text.splitlines()]
-        starts = [i for i, line in enumerate(found) if line.startswith("Traceback")]
-        if starts and "ChildFailedError" not in text[text.rfind("Traceback") :]:
-            return "\n".join(found[starts[-1] :][-40:])
-        if starts:  # torchrun's own report comes last; the script's error is the first one
-            end = next(
-                (i for i in range(starts[0] + 1, len(found)) if found[i][:1] not in ("", " ")), starts[0]
-            )
-            return "\n".join(found[starts[0] : end + 1])
-        return "\n".join(found[-lines:])
 
     def _no_hello(self, code: int) -> Exception:
         if code != 0:
             return CommandFailed(
-                f"the command failed with exit code {code} before its training was seen\n{self.log_tail()}",
+                f"the command failed with exit code {code} before its training was seen\n{self._log_tail()}",
                 f"run it without feedtune first; its whole output is in {self.run_dir.log}",
             )
         return Missing(f"the command ended without a training that feedtune can tune: {self._how_far()}")
 
     def _how_far(self) -> str:
-        """The likely cause, from the signs that its processes left."""
-        seen = self.boot.seen()
-        command = list(self.launch.command)
-        if "error" in seen:
-            detail = (self.boot.path / "seen" / "error").read_text().strip()
-            return f"feedtune's start-up code failed in its interpreter: {detail}"
-        if "python" not in seen:
-            isolated = [
-                w for w in command if w in ("-I", "-E") or (w[:1] == "-" and w[1:2] in "IE" and w.isalpha())
-            ]
-            if isolated:
-                return (
-                    f"Python was started with {isolated[0]}, which ignores PYTHONPATH; leave that option out"
-                )
-            return (
-                "no Python process saw PYTHONPATH (a container, ssh, sudo or srun --export=NONE in between, "
-                "or no Python at all); let PYTHONPATH through"
-            )
-        if "torch" not in seen:
-            return (
-                "it never imported torch.utils.data (DALI, ffcv and tf.data pipelines are no torch "
-                "DataLoaders)"
-            )
-        if "loader" not in seen:
-            return "it never made a torch DataLoader"
-        if "iterated" not in seen:
-            return "it made a DataLoader but never iterated over it through DataLoader.__iter__"
-        return (
-            "it ended before two optimizer steps fell between batches of one DataLoader; let it train longer"
-        )
+        return causes.how_far(self.boot, self.launch.command, self.launch.chosen)
+
+    def _log_tail(self) -> str:
+        return causes.log_tail(self.run_dir.log)
 
 
 def started_inside_a_launcher(env: Mapping[str, str]) -> str | None:

@@ -154,6 +154,23 @@ def test_the_hook_finds_torch_in_any_importing_order(boot) -> None:
     assert boot.seen() == {"python", "torch"}
 
 
+def test_a_new_start_finds_nothing_of_the_one_before(boot) -> None:
+    (boot.path / "seen" / "error").write_text("of the first start\n")
+    (boot.path / "_feedtune_abc123" / "hook.py").write_text("damaged")
+    assert boot.error() == "of the first start"
+    boot.set_start(2)
+    assert (boot.seen(), boot.error()) == (set(), "")
+    assert python(boot, "import _feedtune_abc123.signs; print('whole')") == "whole"
+    assert '"start": 2' in (boot.path / "config.json").read_text()
+
+
+def test_signs_outlive_the_folder_that_the_guardian_removes(boot) -> None:
+    (boot.path / "seen" / "error").write_text("OSError\n")
+    boot.keep_signs()
+    boot.remove()
+    assert (boot.seen(), boot.error()) == ({"error"}, "OSError")
+
+
 def test_it_can_be_removed_twice(boot) -> None:
     boot.remove()
     boot.remove()
