@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import time
@@ -21,9 +22,13 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def say(text: str) -> None:
-    """Write a line for a person to stderr."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    """Write a line for a person to stderr; a terminal that has been closed is no reason to fail."""
+    try:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
 
 
 class Progress:

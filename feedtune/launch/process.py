@@ -128,17 +128,17 @@ class GuardedProcess:
         with self._lock:
             if self._ended:
                 return
-            self._ended = True
             with contextlib.suppress(OSError):
                 assert self._guardian.stdin is not None
                 self._guardian.stdin.close()
             self._drain(_END_SECONDS)
             if self._guardian.wait() != 0:
                 self._clean_up_alone()
-            assert self._guardian.stdout is not None
-            self._guardian.stdout.close()
             if self._code is None:
                 self._code = -signal.SIGKILL
+            self._ended = True  # not before, so that a call that was interrupted can be made again
+            assert self._guardian.stdout is not None
+            self._guardian.stdout.close()
 
     def __enter__(self) -> GuardedProcess:
         return self

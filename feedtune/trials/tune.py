@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +24,7 @@ from feedtune.machine import Machine, read_machine
 from feedtune.records import BlockKind, BlockPlan, BlockResult
 from feedtune.rundir import RUN_FORMAT, RunDir, redact
 from feedtune.settings import LoaderSettings
+from feedtune.trials.interrupts import Interrupts
 from feedtune.trials.lines import block_line, loader_line
 from feedtune.trials.options import TuneOptions, check_out, run_name, working_folder
 from feedtune.trials.server import ControlServer, Message
@@ -60,7 +60,7 @@ def tune(options: TuneOptions, tell: Callable[[str], None]) -> dict[str, Any]:
     working_folder()
     check_out(options.out)
     run = RunDir.new(options.out, run_name(options.command))
-    with _terminable():
+    with Interrupts() as interrupts:
         try:
             tuning = Tuning(options, run, tell)
         except OSError as error:
@@ -69,21 +69,7 @@ def tune(options: TuneOptions, tell: Callable[[str], None]) -> dict[str, Any]:
                 f"cannot write to the run folder {run.path}: {error.strerror or error}",
                 "name another with --out",
             ) from error
-        return tuning.run()
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends a tuning as Ctrl-C does: with a partial result and nothing left behind."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+        return tuning.run(interrupts.hold)
 
 
 class Tuning:
@@ -118,8 +104,12 @@ class Tuning:
         )
         self.session = Session(launch, run, run_id, self.server, self.boot, tell)
 
-    def run(self) -> dict[str, Any]:
-        """Do it all; whatever happens, the tree ends and a result is written once a block was tried."""
+    def run(self, hold: Callable[[], None]) -> dict[str, Any]:
+        """Do it all; whatever happens, the tree ends and a result is written once a block was tried.
+
+        Args:
+            hold: called when the end begins, which no signal may break off.
+        """
         self.run_dir.write_json(
             "run.json",
             {
@@ -134,9 +124,11 @@ class Tuning:
             self.session.finish()
         except KeyboardInterrupt:
             self.answer.interrupted = True
-            self.tell(f"interrupted; what was measured until now is in {self.run_dir.path}")
+            with contextlib.suppress(OSError):  # what we write to may have ended by the same Ctrl-C (tee)
+                self.tell(f"interrupted; what was measured until now is in {self.run_dir.path}")
             raise
         finally:
+            hold()
             self.session.stop()
             self.seconds = time.monotonic() - self.begun
             self.server.close()

@@ -1,0 +1,72 @@
+"""Signals end a tuning once, and never break off its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from feedtune.trials.interrupts import Interrupts
+
+NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    yield
+    assert {number: signal.getsignal(number) for number in NUMBERS} == before
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+    threading.Event().wait(0.001)  # the handler runs between two instructions
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_the_first_signal_interrupts_and_no_later_one(number) -> None:
+    reached = []
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        try:
+            send(number)
+            reached.append("after the first")
+        finally:
+            for later in NUMBERS:
+                send(later)
+            reached.append("end")
+    assert reached == ["end"]
+
+
+def test_a_signal_that_comes_in_the_end_waits_for_it() -> None:
+    reached = []
+    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:
+        interrupts.hold()
+        send(signal.SIGTERM)
+        reached.append("end")
+    assert reached == ["end"]
+
+
+def test_an_error_is_not_replaced_by_a_late_signal() -> None:
+    with pytest.raises(ValueError, match="of the tuning"), Interrupts() as interrupts:
+        interrupts.hold()
+        send(signal.SIGINT)
+        raise ValueError("of the tuning")
+
+
+def test_without_a_signal_nothing_is_raised() -> None:
+    with Interrupts() as interrupts:
+        interrupts.hold()
+
+
+def test_what_was_ignored_stays_ignored() -> None:
+    """``nohup feedtune tune`` goes on when its terminal is closed."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts():
+            send(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, previous)
