@@ -7,14 +7,10 @@ built when this runs; all that touches its optimizers waits for the first loader
 from __future__ import annotations
 
 import functools
-import os
-import sys
-from types import FrameType
 from typing import Any
 
 from .runtime import Runtime
-
-_OWN = os.path.dirname(os.path.abspath(__file__))
+from .site import call_site
 
 
 def patch(module: Any, config: dict[str, Any]) -> None:
@@ -38,15 +34,3 @@ def patch(module: Any, config: dict[str, Any]) -> None:
 
     cls.__init__ = __init__
     cls.__iter__ = __iter__
-
-
-def call_site() -> tuple[tuple[str, int, int], ...]:
-    """The three innermost frames outside torch and this package: ``((file, line, instruction), ...)``."""
-    frame: FrameType | None = sys._getframe(1)
-    found: list[tuple[str, int, int]] = []
-    while frame is not None and len(found) < 3:
-        name = frame.f_code.co_filename
-        if not name.startswith(_OWN) and f"{os.sep}torch{os.sep}" not in name:
-            found.append((name, frame.f_lineno, frame.f_lasti))
-        frame = frame.f_back
-    return tuple(found)

@@ -28,6 +28,10 @@ class Watch:
         self.dataset = dataset
         self.snapshot = snapshot.take(dataset)
 
+    def reads_like(self, dataset: Any) -> bool:
+        """Whether a dataset may be this loader's own, made anew."""
+        return same_kind(self.dataset, dataset)
+
     def has_other_than(self, loader: Any) -> bool:
         """Whether a loader of this identity, other than the one given, is still alive."""
         return any(found is not None and found is not loader for found in (ref() for ref in self.loaders))

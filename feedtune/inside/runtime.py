@@ -11,9 +11,10 @@ from typing import Any
 
 from . import snapshot
 from .client import Client
-from .identity import Watch, batch_size_of, same_kind, shape_of
+from .identity import Watch, batch_size_of, shape_of
 from .machine import Machine, View
 from .signs import mark
+from .site import identify
 from .watched import Watched
 
 # The loader that trains is the one between whose batches optimizer steps fall; one such step could be
@@ -30,6 +31,8 @@ class Runtime:
         config: the start-up folder's configuration.
         loader_class: torch's DataLoader, with its own ``__iter__`` already taken by the caller.
     """
+
+    watch_class = Watch
 
     def __init__(self, config: dict[str, Any], loader_class: Any) -> None:
         self.config = config
@@ -75,11 +78,15 @@ class Runtime:
 
         @functools.wraps(save)
         def tagged_save(*args: Any, **kwargs: Any) -> Any:
-            if self.machine is not None:
-                self.machine.pause("save")
+            self.pause("save")
             return save(*args, **kwargs)
 
         torch.save = tagged_save
+
+    def pause(self, tag: str) -> None:
+        """What the process does now is no training step."""
+        if self.machine is not None:
+            self.machine.pause(tag)
 
     def iterate(self, loader: Any, iterate: Callable[[Any], Any]) -> Iterator[Any]:
         """What ``iter(loader)`` gives to the loop."""
@@ -97,7 +104,7 @@ class Runtime:
             self.open_files = snapshot.open_data_files()
         watch = self._watches.get(key) or self._successor(shape, loader)
         if watch is None:
-            watch = Watch(key, dataset, len(set(map(id, self._watches.values()))))
+            watch = self.watch_class(key, dataset, len(set(map(id, self._watches.values()))))
             watch.base_files = self.open_files
         self._watches[key] = watch
         if all(ref() is not loader for ref in watch.loaders):
@@ -107,7 +114,7 @@ class Runtime:
     def _successor(self, shape: tuple[Any, ...], loader: Any) -> Watch | None:
         """A function that makes dataset and loader anew each epoch is one identity, once the old is gone."""
         for watch in self._watches.values():
-            same = watch.key[:-1] == shape and same_kind(watch.dataset, loader.dataset)
+            same = watch.key[:-1] == shape and watch.reads_like(loader.dataset)
             if same and not watch.has_other_than(loader):
                 watch.adopt(loader.dataset)
                 return watch
@@ -195,6 +202,7 @@ def _describe(watched: Watched, runtime: Runtime) -> dict[str, Any]:
         "epoch_steps": feed.epoch_length if feed is not None else None,
         "dataset": type(loader.dataset).__name__,
         "site": f"{site[0][0]}:{site[0][1]}" if site else "",
+        "identity": identify(loader),
         "optimizer_steps": runtime.optimizer_steps,
         "trained": watched.watch.trained > 0,
         "open_files": sorted(runtime.open_files),
