@@ -1,4 +1,4 @@
-"""The patch on ``torch.utils.data.DataLoader``: two methods, wrapped in place.
+"""The patch on ``torch.utils.data.DataLoader``: methods, wrapped in place.
 
 The class object stays the same, so subclasses, ``isinstance`` and pickling are untouched. torch is half
 built when this runs; all that touches its optimizers waits for the first loader that is made.
@@ -7,16 +7,38 @@ built when this runs; all that touches its optimizers waits for the first loader
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .runtime import Runtime
+from .signs import note
 from .site import call_site
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
 
 
 def patch(module: Any, config: dict[str, Any]) -> None:
-    """Wrap ``__init__`` and ``__iter__`` of the DataLoader class in ``module``."""
-    cls = module.DataLoader
-    runtime = Runtime(config, cls)
+    """Hook into the DataLoader class in ``module`` as the mode of the run wants it.
+
+    ``trial`` (tune) runs blocks behind the loop's iterator, ``run`` only watches, ``apply`` only sets.
+    """
+    mode = config.get("mode", "trial")
+    if mode == "apply":
+        from . import applied
+
+        applied.install(module.DataLoader, config)
+    elif mode == "run":
+        from .observed import Observer
+
+        _follow(module.DataLoader, Observer(config, module))
+    else:
+        from .runtime import Runtime
+
+        _follow(module.DataLoader, Runtime(config, module.DataLoader))
+        _note_workers(module.DataLoader, config["folder"])
+
+
+def _follow(cls: Any, runtime: Runtime) -> None:
+    """Wrap ``__init__`` and ``__iter__``."""
     make, iterate = cls.__init__, cls.__iter__
 
     @functools.wraps(make)
@@ -34,3 +56,17 @@ def patch(module: Any, config: dict[str, Any]) -> None:
 
     cls.__init__ = __init__
     cls.__iter__ = __iter__
+
+
+def _note_workers(cls: Any, folder: str) -> None:
+    """Wrap ``_get_iterator``: workers may be gone before the guardian has seen them, their memory stays."""
+    start = cls._get_iterator
+
+    @functools.wraps(start)
+    def _get_iterator(self: Any) -> Any:
+        iterator = start(self)
+        for worker in getattr(iterator, "_workers", ()):
+            note(folder, "workers", str(worker.pid))
+        return iterator
+
+    cls._get_iterator = _get_iterator

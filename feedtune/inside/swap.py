@@ -7,6 +7,8 @@ from typing import Any
 
 from .feed import Feed
 from .probe import WorkerClock, forks
+from .segments import unlink_undelivered
+from .stack_signal import forget
 
 
 def make_copy(loader: Any, settings: dict[str, Any], feed: Feed | None, dataset: Any) -> Any:
@@ -44,6 +46,7 @@ def shut_down(iterator: Any) -> None:
     stop = getattr(iterator, "_shutdown_workers", None)
     if stop is not None:
         stop()
+        unlink_undelivered(worker.pid for worker in getattr(iterator, "_workers", ()))
 
 
 def private_bytes(pid: int) -> int:

@@ -34,13 +34,13 @@ def main(folders: Sequence[str] = ()) -> None:
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     try:
-        _serve()
+        _serve(folders)
     finally:
         for folder in folders:
             leftovers.remove_tree(folder)
 
 
-def _serve() -> None:
+def _serve(folders: Sequence[str]) -> None:
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     request = json.loads(_read_line(0))
     mark = b"FEEDTUNE_RUN_ID=" + os.fsencode(request["run_id"])
@@ -58,7 +58,8 @@ def _serve() -> None:
     watcher = _Watcher(started.pid, wake, request["driver"])
     watcher.until_driver_ends()
     killed = reaper.kill_tree(os.getpid(), mark, seconds=KILL_SECONDS, reap=watcher.reap)
-    leftovers.remove_leftovers(killed.pids | watcher.seen, killed.held, since)
+    noted = set().union(*map(leftovers.noted_workers, folders))
+    leftovers.remove_leftovers(killed.pids | watcher.seen | noted, killed.held, since)
     clean = started.scratch.remove()
     _tell(event="gone", killed=len(killed.pids), left=killed.left, scratch_left=not clean)
 

@@ -56,24 +56,42 @@ def _texts(pid: int, sockets: dict[str, str]) -> list[str]:
     return texts
 
 
+def noted_workers(folder: str) -> set[int]:
+    """Pids of workers that the hook has noted in a start-up folder: some live too shortly to be seen."""
+    try:
+        with open(os.path.join(folder, "seen", "workers")) as file:
+            return {int(line) for line in file if line.strip().isdigit()}
+    except (OSError, ValueError):
+        return set()
+
+
 def remove_leftovers(pids: Iterable[int], held: Iterable[str], since: float) -> list[str]:
     """Remove what a killed tree left behind.
 
     Args:
-        pids: processes of the tree, dead by now.
+        pids: processes of the tree, dead by now; one that lives is another process with its number.
         held: what they held, from `held_by`.
         since: Unix time when the tree was started.
 
     Returns:
         The paths that went.
     """
-    dead, wanted = set(pids), set(held)
+    dead, wanted = {pid for pid in pids if not _lives(pid)}, set(held)
     paths = [path for path in wanted if os.path.dirname(path) != _SHM]
     for entry in os.scandir(_SHM):
         match = _TORCH_SEGMENT.match(entry.name)
         if int(match.group(1)) in dead if match else entry.path in wanted and _SEGMENT.match(entry.name):
             paths.append(entry.path)
     return [path for path in paths if _remove(path, since)]
+
+
+def _lives(pid: int) -> bool:
+    """Whether the number belongs to a process now: another one's, where the tree is dead."""
+    try:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        return False
 
 
 def _remove(path: str, since: float) -> bool:

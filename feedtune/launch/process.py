@@ -196,7 +196,8 @@ class GuardedProcess:
     def _clean_up_alone(self) -> None:
         """What the guardian would have done, for a guardian that was killed."""
         killed = reaper.kill_tree(self._guardian.pid, self._mark, seconds=_END_SECONDS, reap=lambda: None)
-        leftovers.remove_leftovers(killed.pids | {self.pid}, killed.held, self._since)
+        noted = set().union(*map(leftovers.noted_workers, self._folders))
+        leftovers.remove_leftovers(killed.pids | {self.pid} | noted, killed.held, self._since)
         for folder in (self._scratch, *self._folders):
             leftovers.remove_tree(folder)
 

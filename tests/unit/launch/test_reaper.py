@@ -51,6 +51,27 @@ def test_segments_of_killed_processes_go_and_others_stay() -> None:
             (shm / name).unlink(missing_ok=True)
 
 
+def test_a_number_that_another_process_has_by_now_frees_nothing() -> None:
+    segment = Path(f"/dev/shm/torch_{os.getpid()}_1_{uuid.uuid4().hex}")
+    segment.touch()
+    try:
+        assert leftovers.remove_leftovers({os.getpid()}, [], time.time()) == []
+        assert segment.exists()
+    finally:
+        segment.unlink()
+
+
+@pytest.mark.parametrize(
+    ("text", "pids"),
+    [("12\n345\n12\n", {12, 345}), ("", set()), ("12\nrm -rf\n\n-4\n7", {12, 7}), (None, set())],
+)
+def test_workers_that_the_hook_has_noted(tmp_path: Path, text: str | None, pids: set[int]) -> None:
+    (tmp_path / "seen").mkdir()
+    if text is not None:
+        (tmp_path / "seen" / "workers").write_text(text)
+    assert leftovers.noted_workers(str(tmp_path)) == pids
+
+
 def test_segments_made_before_the_tree_stay() -> None:
     old = Path(f"/dev/shm/torch_4000003_1_{uuid.uuid4().hex}")
     old.touch()
