@@ -74,8 +74,9 @@ class BootFolder:
         self._signs = {}
         self.path.mkdir(mode=0o700)
         (self.path / "seen").mkdir(mode=0o700)
-        source = Path(feedtune.__file__).parent / "inside"
-        shutil.copytree(source, self.path / self._package, ignore=shutil.ignore_patterns("__pycache__"))
+        (self.path / self._package).mkdir()
+        for source in (Path(feedtune.__file__).parent / "inside").glob("*.py"):
+            shutil.copyfile(source, self.path / self._package / source.name)
         (self.path / "sitecustomize.py").write_text(_SITECUSTOMIZE.format(package=self._package))
         descriptor = os.open(self.path / "config.json", os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as stream:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from feedtune.analysis.blocks import with_edges
@@ -35,6 +36,7 @@ from shard_tools.errors import BadInput, CommandFailed, Missing
 _CACHED_BATCHES = 10
 _CACHE_SHARE = 0.05  # of free memory, over all ranks
 _BASELINE_TRIES = 3
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNKNOWN = 1 << 60  # a limit that the machine does not tell
 
 
@@ -62,14 +64,15 @@ def tune(options: TuneOptions, tell: Callable[[str], None]) -> dict[str, Any]:
     run = RunDir.new(options.out, run_name(options.command))
     with Interrupts() as interrupts:
         try:
-            tuning = Tuning(options, run, tell)
+            return Tuning(options, run, tell).run(interrupts.hold)
         except OSError as error:
-            shutil.rmtree(run.path / "boot", ignore_errors=True)
+            place = Path(os.fsdecode(error.filename)) if error.filename else None
+            if error.errno not in _FULL and (place is None or not place.is_relative_to(run.path)):
+                raise
             raise Missing(
-                f"cannot write to the run folder {run.path}: {error.strerror or error}",
-                "name another with --out",
+                f"cannot write to the run folder {run.path}: {error.strerror}",
+                "make room, or name another with --out",
             ) from error
-        return tuning.run(interrupts.hold)
 
 
 class Tuning:
