@@ -13,8 +13,9 @@ from feedtune.settings import LoaderSettings
 BlockKind = Literal["baseline", "ceiling", "probe", "candidate", "confirm"]
 BlockState = Literal["ok", "failed", "excluded", "unstable"]
 Reason = Literal[
-    "script_ended", "script_failed", "loader_failed", "hang", "too_few_steps", "ranks_diverged",
-    "opened_in_main", "ram", "shm", "descriptors", "spread", "above_bound",
+    "script_ended", "script_failed", "loader_failed", "worker_died", "rank_died", "hang", "too_few_steps",
+    "ranks_diverged", "opened_in_main", "duplicates", "ram", "shm", "gpu_memory", "descriptors", "spread",
+    "above_bound",
 ]  # fmt: skip
 Outcome = Literal["gain", "no_gain", "gpu_bound", "data_bound", "failed"]
 
@@ -53,6 +54,7 @@ class BlockPlan:
         cache: how many batches to keep for the ceiling, while this block runs.
         cache_bytes: upper bound of the memory they may take in each rank.
         stop_below: stop early when the rate lies below this (steps/s); 0 never stops.
+        step_s: longest time a step is predicted to take; 0: not known yet.
     """
 
     k: int
@@ -66,6 +68,7 @@ class BlockPlan:
     cache: int = 0
     cache_bytes: int = 0
     stop_below: float = 0.0
+    step_s: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as one JSON object."""
@@ -88,6 +91,10 @@ class BlockResult:
         worker_s: time that a worker takes to fetch and collate one batch, measured in the workers.
         rereads: the block saw data that an earlier block had read (iterable datasets restart).
         elements: mean tensor elements a batch.
+        swap_s: time that changing to the block and away from it took: worker starts, first batch, ends.
+        predicted_swap_s: what that was predicted to take; ``None`` before anything was known.
+        detail: what went wrong, or how it was measured, in one sentence.
+        stack: last stack or traceback of a block that has failed.
         tags: how often each kind of excluded stretch was cut out.
         first_steps: job step at which each rank started the block (equal on all, or the ranks diverged).
     """
@@ -108,7 +115,10 @@ class BlockResult:
     worker_s: float | None = None
     rereads: bool = False
     elements: float | None = None
+    swap_s: float | None = None
+    predicted_swap_s: float | None = None
     detail: str = ""
+    stack: str = ""
     tags: dict[str, int] = field(default_factory=dict)
     first_steps: dict[str, int] = field(default_factory=dict)
 

@@ -16,6 +16,7 @@ from feedtune.settings import LoaderSettings
 
 _TRIES_FOR_NEW = 20  # the space is small: a sampler that only repeats itself has seen it all
 
+_OWN_METHOD = "own"  # workers start as the script or its platform has it
 _PATIENCE = 1  # sampled settings in vain, after the climb has found its place
 
 
@@ -62,6 +63,12 @@ class Search:
             self._study.tell(trial, known, state=None if known is not None else TrialState.FAIL)
         return None
 
+    def drop(self) -> None:
+        """The settings of the last ``ask`` will not be measured."""
+        assert self._trial is not None
+        self._study.tell(self._trial, state=TrialState.FAIL)
+        self._trial = None
+
     def tell(self, settings: LoaderSettings, result: BlockResult) -> None:
         """Record what the settings of the last ``ask`` brought."""
         assert self._trial is not None
@@ -81,11 +88,13 @@ class Search:
         else:
             self._study.tell(trial, rate)
 
-    def _params(self, settings: LoaderSettings) -> dict[str, int | bool]:
+    def _params(self, settings: LoaderSettings) -> dict[str, int | bool | str]:
         """Settings as the study's parameters; worker counts and prefetch as rungs of their ladders."""
-        params: dict[str, int | bool] = {"num_workers": self.space.workers.index(settings.num_workers)}
+        params: dict[str, int | bool | str] = {"num_workers": self.space.workers.index(settings.num_workers)}
         if settings.prefetch_factor is not None:
             params["prefetch_factor"] = self.space.prefetch.index(settings.prefetch_factor)
+            params["in_order"] = settings.in_order
+            params["start_method"] = settings.multiprocessing_context or _OWN_METHOD
         params["pin_memory"] = settings.pin_memory
         return params
 
@@ -98,10 +107,11 @@ class Search:
 
     def _suggest(self, trial: optuna.Trial) -> LoaderSettings:
         workers = self.space.workers[trial.suggest_int("num_workers", 0, self._top_rung())]
-        prefetch = None
-        if workers:  # torch refuses prefetch_factor without workers: a conditional space
-            prefetch = self.space.prefetch[
-                trial.suggest_int("prefetch_factor", 0, len(self.space.prefetch) - 1)
-            ]
-        pin = trial.suggest_categorical("pin_memory", list(self.space.pin))
-        return LoaderSettings(workers, prefetch, bool(pin))
+        pin = bool(trial.suggest_categorical("pin_memory", list(self.space.pin)))
+        if not workers:  # torch refuses the others without workers: a conditional space
+            return LoaderSettings(0, None, pin)
+        prefetch = self.space.prefetch[trial.suggest_int("prefetch_factor", 0, len(self.space.prefetch) - 1)]
+        in_order = bool(trial.suggest_categorical("in_order", list(self.space.orders)))
+        methods = [context or _OWN_METHOD for context in self.space.contexts]
+        method = str(trial.suggest_categorical("start_method", methods))
+        return LoaderSettings(workers, prefetch, pin, in_order, None if method == _OWN_METHOD else method)

@@ -8,6 +8,11 @@ from typing import Any
 from shard_tools.errors import BadInput
 
 DEFAULT_PREFETCH = 2  # torch's own, for any loader with workers
+START_METHODS = ("fork", "spawn", "forkserver")
+_KINDS = {
+    "num_workers": "N", "prefetch_factor": "N", "pin_memory": "true|false", "in_order": "true|false",
+    "multiprocessing_context": "|".join(START_METHODS),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -18,22 +23,31 @@ class LoaderSettings:
         num_workers: worker processes of each rank; 0 loads in the main process.
         prefetch_factor: batches in flight per worker; ``None`` if and only if there are no workers.
         pin_memory: copy batches into page-locked memory (CUDA only).
+        in_order: deliver batches in the sampler's order; without it the fastest worker comes first.
+        multiprocessing_context: how workers are started (fork, spawn, forkserver); ``None``: as the script
+            or its platform has it.
     """
 
     num_workers: int
     prefetch_factor: int | None = None
     pin_memory: bool = False
+    in_order: bool = True
+    multiprocessing_context: str | None = None
 
     def __post_init__(self) -> None:
         if self.num_workers < 0:
             raise BadInput(f"num_workers={self.num_workers} is below zero")
-        if self.num_workers == 0 and self.prefetch_factor is not None:
-            # torch refuses this pair with a ValueError; normalizing here keeps every caller simple.
+        if self.num_workers == 0:
+            # torch refuses some of these pairs with a ValueError; normalizing keeps every caller simple.
             object.__setattr__(self, "prefetch_factor", None)
+            object.__setattr__(self, "in_order", True)
+            object.__setattr__(self, "multiprocessing_context", None)
         if self.num_workers > 0 and self.prefetch_factor is None:
             object.__setattr__(self, "prefetch_factor", DEFAULT_PREFETCH)
         if self.prefetch_factor is not None and self.prefetch_factor < 1:
             raise BadInput(f"prefetch_factor={self.prefetch_factor} is below one")
+        if self.multiprocessing_context not in (None, *START_METHODS):
+            raise BadInput(f"multiprocessing_context={self.multiprocessing_context} is no start method")
 
     @property
     def in_flight(self) -> int:
@@ -56,8 +70,6 @@ class LoaderSettings:
 
     def with_values(self, **values: Any) -> LoaderSettings:
         """A copy with some values changed."""
-        if values.get("num_workers") == 0:
-            values["prefetch_factor"] = None
         return replace(self, **values)
 
     def arguments(self) -> str:
@@ -66,31 +78,34 @@ class LoaderSettings:
         if self.prefetch_factor is not None:
             parts.append(f"prefetch_factor={self.prefetch_factor}")
         parts.append(f"pin_memory={self.pin_memory}")
+        if not self.in_order:
+            parts.append("in_order=False")
+        if self.multiprocessing_context is not None:
+            parts.append(f'multiprocessing_context="{self.multiprocessing_context}"')
         return ", ".join(parts)
 
 
-def parse_fixed(items: list[str]) -> dict[str, int | bool]:
+def parse_fixed(items: list[str]) -> dict[str, int | bool | str]:
     """Read ``--set name=value`` items: ``['prefetch_factor=2']`` -> ``{'prefetch_factor': 2}``.
 
     Raises:
         BadInput: unknown name, or a value of the wrong kind.
     """
-    fixed: dict[str, int | bool] = {}
-    for item in items:
-        name, equals, text = item.partition("=")
-        if not equals or name not in ("num_workers", "prefetch_factor", "pin_memory"):
-            raise BadInput(
-                f"--set {item}: not a setting",
-                "write num_workers=N, prefetch_factor=N or pin_memory=true|false",
-            )
-        if name == "pin_memory":
-            if text.lower() not in ("true", "false"):
-                raise BadInput(f"--set {item}: '{text}' is neither true nor false")
-            fixed[name] = text.lower() == "true"
-        elif text.isdecimal():
-            fixed[name] = int(text)
-            if name == "prefetch_factor" and fixed[name] < 1:
-                raise BadInput(f"--set {item}: prefetch_factor is 1 or more")
-        else:
+    return dict(_parse_one(item) for item in items)
+
+
+def _parse_one(item: str) -> tuple[str, int | bool | str]:
+    name, equals, text = item.partition("=")
+    kind = _KINDS.get(name)
+    if not equals or kind is None:
+        known = ", ".join(f"{known}={kind}" for known, kind in _KINDS.items())
+        raise BadInput(f"--set {item}: not a setting", f"write one of {known}")
+    if kind == "N":
+        if not text.isdecimal():
             raise BadInput(f"--set {item}: '{text}' is not a whole number")
-    return fixed
+        if name == "prefetch_factor" and int(text) < 1:
+            raise BadInput(f"--set {item}: prefetch_factor is 1 or more")
+        return name, int(text)
+    if text.lower() not in kind.split("|"):
+        raise BadInput(f"--set {item}: '{text}' is none of {kind.replace('|', ', ')}")
+    return name, text.lower() if name == "multiprocessing_context" else text.lower() == "true"

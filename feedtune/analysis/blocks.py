@@ -31,6 +31,7 @@ class RankBlock:
         end_s: the loop had asked for the batch after the last one.
         first_step: the rank's own count of steps when the block began.
         worker_s: mean time of a batch in one of its workers; ``None`` where it was not measured.
+        close_s: time that ending its workers took.
     """
 
     records: Sequence[StepRecord]
@@ -38,6 +39,13 @@ class RankBlock:
     end_s: float
     first_step: int
     worker_s: float | None = None
+    close_s: float = 0.0
+
+    @property
+    def swap_s(self) -> float:
+        """What changing to the block and away from it took: worker starts, first batch, worker ends."""
+        first = self.records[0].return_s - self.start_s if self.records else 0.0
+        return first + self.close_s
 
     def edge(self, step: int) -> float:
         """When step ``step`` began; for the step after the last, the end of the block."""
@@ -53,7 +61,8 @@ def measure_block(plan: BlockPlan, ranks: Mapping[int, RankBlock]) -> BlockResul
     result = BlockResult(plan.k, plan.kind, plan.settings)
     counts = {len(rank.records) for rank in ranks.values()}
     starts = {str(rank): block.first_step for rank, block in sorted(ranks.items())}
-    result = replace(result, first_steps=starts)
+    swap_s = max(block.swap_s for block in ranks.values())
+    result = replace(result, first_steps=starts, swap_s=swap_s)
     if len(counts) != 1 or len(set(starts.values())) != 1:
         steps = {rank: len(block.records) for rank, block in sorted(ranks.items())}
         detail = f"steps in this block by rank: {steps}; steps before it: {starts}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from feedtune.analysis.policy import POLICY
@@ -17,16 +17,20 @@ _WORKERS_ON_FEW_CORES = 32  # beyond this a small machine is busy with its worke
 
 @dataclass(frozen=True)
 class Space:
-    """What may be searched: the values of each setting, in rising order.
+    """What may be searched: the values of each setting, in rising order, the user's own among them.
 
     Attributes:
         start: where the climb over worker counts begins.
+        orders: values of ``in_order``, the user's own first.
+        contexts: values of ``multiprocessing_context``, the user's own first.
     """
 
     workers: tuple[int, ...]
     prefetch: tuple[int, ...]
     pin: tuple[bool, ...]
     start: int
+    orders: tuple[bool, ...] = (True,)
+    contexts: tuple[str | None, ...] = (None,)
 
     @property
     def single(self) -> bool:
@@ -34,13 +38,18 @@ class Space:
         return (
             len(self.workers) == 1
             and len(self.pin) == 1
-            and (len(self.prefetch) == 1 or self.workers == (0,))
+            and (self.workers == (0,) or len(self.prefetch) == len(self.orders) == len(self.contexts) == 1)
         )
 
     def contains(self, settings: LoaderSettings) -> bool:
         """Whether the settings lie in the space."""
-        prefetch_ok = settings.num_workers == 0 or settings.prefetch_factor in self.prefetch
-        return settings.num_workers in self.workers and prefetch_ok and settings.pin_memory in self.pin
+        if settings.num_workers not in self.workers or settings.pin_memory not in self.pin:
+            return False
+        return settings.num_workers == 0 or (
+            settings.prefetch_factor in self.prefetch
+            and settings.in_order in self.orders
+            and settings.multiprocessing_context in self.contexts
+        )
 
 
 def default_max_workers(cores_per_rank: int) -> int:
@@ -54,7 +63,10 @@ def make_space(
     cuda: bool,
     cores_per_rank: int,
     max_workers: int = DEFAULT_MAX_WORKERS,
-    fixed: Mapping[str, int | bool] | None = None,
+    fixed: Mapping[str, int | bool | str] | None = None,
+    same_workers: bool = False,
+    any_order: bool = False,
+    start_methods: Sequence[str] = (),
 ) -> Space:
     """The space around the user's own settings.
 
@@ -64,6 +76,9 @@ def make_space(
         cores_per_rank: cores that one rank can count on.
         max_workers: upper bound of workers a rank.
         fixed: settings that the user holds fast.
+        same_workers: keep the worker count: it decides what iterable data yields.
+        any_order: ``in_order=False`` may be tried.
+        start_methods: start methods of workers that may be tried beside the user's own.
     """
     fixed = fixed or {}
     workers = {w for w in WORKER_LADDER if w <= max_workers} | {own.num_workers}
@@ -71,13 +86,31 @@ def make_space(
     pin = {own.pin_memory, True} if cuda else {own.pin_memory}
     pin |= {False} if cuda else set()
     start = max(w for w in WORKER_LADDER if w <= min(max(2, cores_per_rank), max_workers))
-    space = Space(tuple(sorted(workers)), tuple(sorted(prefetch)), tuple(sorted(pin)), start)
+    space = Space(
+        tuple(sorted(workers)),
+        tuple(sorted(prefetch)),
+        tuple(sorted(pin)),
+        start,
+        tuple(dict.fromkeys((own.in_order, own.in_order and not any_order))),
+        tuple(dict.fromkeys((own.multiprocessing_context, *start_methods))),
+    )
+    if same_workers:
+        space = replace(space, workers=(own.num_workers,), start=own.num_workers)
+    return _hold(space, fixed)
+
+
+def _hold(space: Space, fixed: Mapping[str, int | bool | str]) -> Space:
+    """The space with the user's fixed settings as its only values."""
     if "num_workers" in fixed:
         space = replace(space, workers=(int(fixed["num_workers"]),), start=int(fixed["num_workers"]))
     if "prefetch_factor" in fixed:
         space = replace(space, prefetch=(int(fixed["prefetch_factor"]),))
     if "pin_memory" in fixed:
         space = replace(space, pin=(bool(fixed["pin_memory"]),))
+    if "in_order" in fixed:
+        space = replace(space, orders=(bool(fixed["in_order"]),))
+    if "multiprocessing_context" in fixed:
+        space = replace(space, contexts=(str(fixed["multiprocessing_context"]),))
     return space
 
 
@@ -109,6 +142,8 @@ def _order(
         max(1, space.start),
         own.prefetch_factor if own.prefetch_factor in space.prefetch else _default(space.prefetch),
         space.pin[-1],
+        space.orders[0],
+        space.contexts[0],
     )
     order = [own]
     climb = _climb(space, base, rates)
@@ -124,6 +159,8 @@ def _order(
             order.append(base.with_values(num_workers=space.workers[neighbour]))
     order.append(best.with_values(prefetch_factor=(best.prefetch_factor or DEFAULT_PREFETCH) * 2))
     order += [best.with_values(pin_memory=pin) for pin in space.pin if pin != best.pin_memory]
+    order += [best.with_values(in_order=value) for value in space.orders]
+    order += [best.with_values(multiprocessing_context=context) for context in space.contexts]
     if best.num_workers <= space.start:
         lower = [w for w in space.workers if 0 < w < space.start]
         order += [base.with_values(num_workers=w) for w in lower[-1:]]

@@ -21,6 +21,8 @@ class Policy:
         uneven: spread of elements a batch above which rates are compared per element.
         ladder_step: a doubling of workers that brings less than this ends the climb.
         fill: share of a limit (memory, /dev/shm, descriptors) that a trial may fill.
+        repeated: share of the first samples of iterable data, yielded by more than one worker, from which
+            it counts as not split between them.
         edge_share: share of an epoch lost to starting workers that is worth advice.
     """
 
@@ -35,6 +37,7 @@ class Policy:
     uneven: float = 0.05
     ladder_step: float = 0.03
     fill: float = 0.8
+    repeated: float = 0.05
     edge_share: float = 0.01
 
 

@@ -51,7 +51,8 @@ def tune(
     fixed: list[str] = typer.Option(
         [],
         "--set",
-        help="Hold a setting: num_workers=4, prefetch_factor=2, pin_memory=true.",
+        help="Hold a setting: num_workers=4, prefetch_factor=2, pin_memory=true, in_order=false, "
+        "multiprocessing_context=spawn.",
         metavar="NAME=VALUE",
     ),
     writable: list[Path] = typer.Option(
@@ -62,6 +63,20 @@ def tune(
     ),
     start_timeout: float = typer.Option(
         900, "--start-timeout", min=1, help="Seconds until the first training steps."
+    ),
+    hang_timeout: float = typer.Option(
+        60, "--hang-timeout", min=1, help="Seconds of silence after which a trial counts as hanging."
+    ),
+    isolate: bool = typer.Option(
+        False, "--isolate", help="Start the script anew for each trial; also tries start methods of workers."
+    ),
+    allow_semantic: bool = typer.Option(
+        False,
+        "--allow-semantic",
+        help="Also try what can change what is learned: in_order=False, worker counts of iterable data.",
+    ),
+    loader: Optional[str] = typer.Option(
+        None, "--loader", help="The training loader, by where it is made.", metavar="FILE:LINE"
     ),
     config: Optional[Path] = typer.Option(
         None, "--config", help="TOML preset with a [tune] table; options win over it.", metavar="FILE"
@@ -96,6 +111,10 @@ def tune(
         writable=_folders(writable),
         guard=guard,
         start_timeout_s=start_timeout,
+        hang_timeout_s=hang_timeout,
+        isolate=isolate,
+        allow_semantic=allow_semantic,
+        loader=_loader(loader),
         **{key: value for key, value in given.items() if value is not None},
     )
     document = run_tune(options, say)
@@ -139,10 +158,18 @@ def _preset(config: Path | None) -> dict[str, Any]:
     return {} if config is None else dict(load_preset(config, PRESET_KEYS))
 
 
-def _fixed(items: list[str]) -> dict[str, int | bool]:
+def _fixed(items: list[str]) -> dict[str, int | bool | str]:
     from feedtune.settings import parse_fixed
 
     return parse_fixed(items)
+
+
+def _loader(text: str | None) -> str | None:
+    from shard_tools.errors import BadInput
+
+    if text is not None and not text.rpartition(":")[2].isdecimal():
+        raise BadInput(f"--loader {text}: not FILE:LINE", "as in --loader train.py:42")
+    return text
 
 
 def _folders(paths: list[Path]) -> list[Path]:

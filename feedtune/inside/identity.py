@@ -23,6 +23,16 @@ class Watch:
         self.wait_s = 0.0
         self.passed = False
 
+    @property
+    def place(self) -> str:
+        """Where the loader was made, as ``FILE:LINE``; empty where that was not seen."""
+        site = self.key[0]
+        return f"{site[0][0]}:{site[0][1]}" if site else ""
+
+    def is_one(self, known: Any) -> bool:
+        """Whether this is the loader that an earlier start of the script has trained with."""
+        return bool(known) and [self.number, self.place] == known
+
     def adopt(self, dataset: Any) -> None:
         """Take the dataset in its present state for the blocks to come."""
         self.dataset = dataset
@@ -48,10 +58,10 @@ def shape_of(loader: Any) -> tuple[Any, ...]:
 
 def same_kind(one: Any, other: Any) -> bool:
     """Datasets of one class and one length, or without any: a function may make them anew each epoch."""
-    return type(one) is type(other) and _length(one) == _length(other)
+    return type(one) is type(other) and length_of(one) == length_of(other)
 
 
-def _length(dataset: Any) -> int | None:
+def length_of(dataset: Any) -> int | None:
     try:
         return len(dataset)
     except (TypeError, NotImplementedError):

@@ -12,6 +12,7 @@ import copy
 import gc
 import json
 import os
+import sys
 import time
 import traceback
 from collections import Counter
@@ -83,7 +84,8 @@ class Machine:
         self._torch = torch
         self._cls = loader_class
         self._rank = rank
-        self._path = os.path.join(config["records"], f"steps.rank{rank}.jsonl")
+        self._records = config["records"]
+        self._path = os.path.join(self._records, f"steps.rank{rank}.jsonl")
         self._block: Block | None = None
         self._pause: str | None = None
         self._cache: Cache | None = None
@@ -116,7 +118,7 @@ class Machine:
 
     def _source(self, plan: dict[str, Any]) -> Source:
         dataset = snapshot.fresh(self.watch.dataset, self.watch.snapshot)
-        return Source(self._cls, self.loader, plan["settings"], self.feed, dataset)
+        return Source(self._cls, self.loader, plan["settings"], self.feed, dataset, self._records)
 
     def pause(self, tag: str) -> None:
         """What the process does now is no training step: ``eval``, ``save``, ``epoch`` or ``restart``."""
@@ -128,7 +130,7 @@ class Machine:
     def _beat(self, doing: str | None) -> None:
         """A sign of life, with what takes longer than a step."""
         self._beat_s = time.monotonic()
-        self.client.send({"type": "beat", "doing": doing})
+        self.client.send({"type": "beat", "doing": doing, "total": self.total_steps})
 
     def next_batch(self) -> Any:
         """The next batch of the running block; changes blocks where the plan says so."""
@@ -235,7 +237,11 @@ class Machine:
 
     def _script_ended(self) -> None:
         """The script ends by itself in the middle of a block: what was measured until now still counts."""
+        error = getattr(sys, "last_value", None)
         try:
+            if error is not None:
+                text = "".join(traceback.format_exception(type(error), error, error.__traceback__))[-4000:]
+                self.client.send({"type": "uncaught", "rank": self._rank, "text": text})
             self._end_block(partial=True)
         except (ControlLost, OSError):
             return  # the driver has gone first
@@ -248,7 +254,7 @@ class Machine:
         worker_s = block.source.worker_seconds() if block.source is not None else None
         if block.source is not None:
             self._close_source(block)
-        swap_s = time.monotonic() - end
+        close_s = time.monotonic() - end
         with open(self._path, "a") as file:
             file.writelines(
                 json.dumps([block.k, *record], separators=(",", ":")) + "\n" for record in block.records
@@ -259,9 +265,11 @@ class Machine:
                 "k": block.k,
                 "rank": self._rank,
                 "steps": block.step,
+                "total": self.total_steps,
                 "start_s": block.start_s,
                 "end_s": end,
-                "swap_s": swap_s,
+                "close_s": close_s,
+                "fork_s": None if block.source is None else block.source.fork_s,
                 "first_step": block.first_step,
                 "partial": partial,
                 "worker_s": worker_s,
@@ -270,6 +278,7 @@ class Machine:
                 "sizes": self._sizes,
                 "worker_bytes": block.source.worker_bytes if block.source is not None else None,
                 "shared_files": self._shared,
+                "repeated": None if block.source is None else block.source.repeated(),
             }
         )
 

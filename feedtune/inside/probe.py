@@ -12,6 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from . import fingerprints
+from .stack_signal import arm
+
 _SLOT = struct.Struct("=qd")  # batches fetched, seconds they took
 
 
@@ -21,25 +24,33 @@ class WorkerClock:
     Args:
         workers: number of workers.
         init: the loader's own ``worker_init_fn``, called first.
+        folder: where a worker that hangs writes its stack.
+        marked: remember the first samples of each worker.
     """
 
-    def __init__(self, workers: int, init: Callable[[int], Any] | None) -> None:
+    def __init__(self, workers: int, init: Callable[[int], Any] | None, folder: str, marked: bool) -> None:
         self._memory = mmap.mmap(-1, workers * _SLOT.size)
+        self._marks = mmap.mmap(-1, fingerprints.size(workers)) if marked else None
         self._workers = workers
         self._init = init
+        self._folder = folder
 
     def __call__(self, worker: int) -> None:
         """Stands in for ``worker_init_fn``: runs in each worker before its first fetch."""
+        arm(self._folder)
         if self._init is not None:
             self._init(worker)
         from torch.utils.data._utils import fetch
 
         fetchers: tuple[Any, ...] = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
         for cls in fetchers:
-            cls.fetch = self._timed(cls.fetch, worker * _SLOT.size)
+            cls.fetch = self._timed(cls.fetch, worker)
 
-    def _timed(self, fetch: Callable[[Any, Any], Any], offset: int) -> Callable[[Any, Any], Any]:
-        memory = self._memory
+    def _timed(self, fetch: Callable[[Any, Any], Any], worker: int) -> Callable[[Any, Any], Any]:
+        memory, offset = self._memory, worker * _SLOT.size
+        marks = None
+        if self._marks is not None:
+            marks = fingerprints.Fingerprints(self._marks, fingerprints.size(worker))
         total = [0, 0.0]
 
         def timed(fetcher: Any, index: Any) -> Any:
@@ -48,6 +59,8 @@ class WorkerClock:
             total[0] += 1
             total[1] += time.perf_counter() - start
             _SLOT.pack_into(memory, offset, *total)
+            if marks is not None:
+                marks.see(batch)
             return batch
 
         return timed
@@ -56,6 +69,10 @@ class WorkerClock:
         """``(batches, seconds)`` of all workers so far."""
         slots = [_SLOT.unpack_from(self._memory, i * _SLOT.size) for i in range(self._workers)]
         return sum(slot[0] for slot in slots), sum(slot[1] for slot in slots)
+
+    def repeated(self) -> tuple[int, int] | None:
+        """Of the first samples: how many, and how many more than one worker has yielded."""
+        return None if self._marks is None else fingerprints.repeated(self._marks, self._workers)
 
 
 def forks(loader: Any) -> bool:

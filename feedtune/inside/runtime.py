@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import weakref
 from collections import Counter
@@ -13,8 +14,9 @@ from . import snapshot
 from .client import Client
 from .identity import Watch, batch_size_of, shape_of
 from .machine import Machine, View
-from .signs import mark
+from .signs import mark, note
 from .site import identify
+from .stack_signal import arm
 from .watched import Watched
 
 # The loader that trains is the one between whose batches optimizer steps fall; one such step could be
@@ -106,6 +108,7 @@ class Runtime:
         if watch is None:
             watch = self.watch_class(key, dataset, len(set(map(id, self._watches.values()))))
             watch.base_files = self.open_files
+            note(self.config["folder"], "loaders", watch.place)
         self._watches[key] = watch
         if all(ref() is not loader for ref in watch.loaders):
             watch.loaders = [ref for ref in watch.loaders if ref() is not None] + [weakref.ref(loader)]
@@ -122,8 +125,10 @@ class Runtime:
 
     def wants(self, watch: Watch) -> bool:
         """Whether the loader is known to train by now."""
-        if watch.passed or not self.armed:
+        if watch.passed or not self.armed or not self._chosen(watch):
             return False
+        if self.machine is None and watch.is_one(self.config.get("known")):
+            return True  # an earlier start has seen it train; this one need not fetch under its own settings
         if self.machine is not None:  # training goes on with another loader once the first one is gone
             return watch.trained >= _STEPS_TO_TRUST and not self.machine.watch.has_other_than(None)
         if watch.trained >= _STEPS_TO_TRUST:
@@ -134,6 +139,11 @@ class Runtime:
             and watch.batches == max(other.batches for other in self._watches.values())
         )
 
+    def _chosen(self, watch: Watch) -> bool:
+        """Whether the user leaves the choice to us, or has named this loader."""
+        place = self.config.get("chosen")
+        return not place or f"{os.sep}{watch.place}".endswith(f"{os.sep}{place}")
+
     def take_over(self, watched: Watched) -> View | None:
         """Become a rank with this loader, if the driver agrees: the view that goes on where it stood."""
         if self.machine is not None:
@@ -141,7 +151,7 @@ class Runtime:
             return self.machine.new_epoch(watched.loader, already=watched.delivered)
         rank, world = _rank()
         client = Client(self.config["host"], self.config["port"], self.config["token"])
-        rivals = {w.number: w for w in self._watches.values() if w.trained}
+        rivals = {w.number: w for w in self._watches.values() if w.trained and self._chosen(w)}
         answer = client.ask(
             {
                 "type": "hello",
@@ -158,6 +168,7 @@ class Runtime:
             client.close()
             return None
         self._leave_no_variables()
+        arm(self.config["records"])
         feed = watched.stop()
         self.machine = Machine(client, self.config, rank, watched.watch, self.loader_class, feed)
         return self.machine.new_epoch(watched.loader, already=watched.delivered)
@@ -190,7 +201,7 @@ def _describe(watched: Watched, runtime: Runtime) -> dict[str, Any]:
 
     loader = watched.loader
     feed = watched.feed()
-    site = loader.__dict__.get("_feedtune_site") or ()
+    context = loader.multiprocessing_context
     return {
         "number": watched.watch.number,
         "num_workers": int(loader.num_workers),
@@ -201,7 +212,10 @@ def _describe(watched: Watched, runtime: Runtime) -> dict[str, Any]:
         "iterable": feed is None,
         "epoch_steps": feed.epoch_length if feed is not None else None,
         "dataset": type(loader.dataset).__name__,
-        "site": f"{site[0][0]}:{site[0][1]}" if site else "",
+        "in_order": bool(getattr(loader, "in_order", True)),
+        "multiprocessing_context": None if context is None else context.get_start_method(),
+        "start_method": multiprocessing.get_start_method(),
+        "site": watched.watch.place,
         "identity": identify(loader),
         "optimizer_steps": runtime.optimizer_steps,
         "trained": watched.watch.trained > 0,

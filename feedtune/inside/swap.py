@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
+import time
 from typing import Any
 
 from .feed import Feed
@@ -16,7 +18,7 @@ def make_copy(loader: Any, settings: dict[str, Any], feed: Feed | None, dataset:
 
     Args:
         loader: the loader as the user made it.
-        settings: ``num_workers``, ``prefetch_factor`` and ``pin_memory``.
+        settings: names and values of ``LoaderSettings``.
         feed: what hands out the index batches; ``None`` for iterable data.
         dataset: the dataset to read, in the state before the first fetch.
     """
@@ -32,9 +34,14 @@ def make_copy(loader: Any, settings: dict[str, Any], feed: Feed | None, dataset:
         # Each block would repeat torch's warning on worker counts; the driver has its own bounds.
         "check_worker_number_rationality": lambda: None,
     }
+    method = settings.get("multiprocessing_context")
     if not workers:
         values["timeout"] = 0  # torch refuses a timeout without workers
         values["_DataLoader__multiprocessing_context"] = None
+    elif method is not None:
+        values["_DataLoader__multiprocessing_context"] = multiprocessing.get_context(method)
+    if hasattr(loader, "in_order"):
+        values["in_order"] = settings.get("in_order", True)
     if feed is not None:
         values["batch_sampler" if loader.batch_sampler is not None else "sampler"] = feed
     twin.__dict__.update(values)
@@ -42,7 +49,7 @@ def make_copy(loader: Any, settings: dict[str, Any], feed: Feed | None, dataset:
 
 
 def shut_down(iterator: Any) -> None:
-    """End the workers of a loader iterator, if it has any."""
+    """End the workers of a loader iterator, if it has any, and free what they had in flight."""
     stop = getattr(iterator, "_shutdown_workers", None)
     if stop is not None:
         stop()
@@ -63,17 +70,25 @@ class Source:
     """Batches of one block from real workers: starts them, counts what they deliver, ends them."""
 
     def __init__(
-        self, loader_class: Any, loader: Any, settings: dict[str, Any], feed: Feed | None, dataset: Any
+        self,
+        loader_class: Any,
+        loader: Any,
+        settings: dict[str, Any],
+        feed: Feed | None,
+        dataset: Any,
+        folder: str,
     ) -> None:
         self._loader = make_copy(loader, settings, feed, dataset)
         self._clock: WorkerClock | None = None
         self._clock_start = (0, 0.0)
         if settings["num_workers"] and forks(self._loader):
-            self._clock = WorkerClock(settings["num_workers"], loader.worker_init_fn)
+            self._clock = WorkerClock(settings["num_workers"], loader.worker_init_fn, folder, feed is None)
             self._loader.__dict__["worker_init_fn"] = self._clock
+        self._folder = folder
         self._feed = feed
         self._cls = loader_class
         self._iterator: Any = None
+        self.fork_s: float | None = None  # seconds that starting one worker took
         self.worker_bytes: int | None = None  # largest private memory of a worker, once they have ended
 
     def next(self) -> Any:
@@ -82,7 +97,10 @@ class Source:
         The workers start with the first call, and again after the end of iterable data.
         """
         if self._iterator is None:
+            begun = time.monotonic()
             self._iterator = self._cls._get_iterator(self._loader)
+            workers = self._loader.num_workers
+            self.fork_s = (time.monotonic() - begun) / workers if workers else None
         try:
             batch = next(self._iterator)
         except StopIteration:
@@ -105,6 +123,10 @@ class Source:
         count = batches - self._clock_start[0]
         return (seconds - self._clock_start[1]) / count if count else None
 
+    def repeated(self) -> tuple[int, int] | None:
+        """Of the first samples of iterable data: how many, and how many more than one worker has yielded."""
+        return None if self._clock is None else self._clock.repeated()
+
     def close(self) -> None:
         """End the workers; what they had in flight returns to the feed."""
         iterator, self._iterator = self._iterator, None
@@ -112,5 +134,6 @@ class Source:
             workers = getattr(iterator, "_workers", ())
             self.worker_bytes = max((private_bytes(worker.pid) for worker in workers), default=None)
             shut_down(iterator)
+            forget(self._folder, [worker.pid for worker in workers])
         if self._feed is not None:
             self._feed.give_back()

@@ -32,12 +32,16 @@ def _start():
 
         bootstrap.start(_here)
     except Exception as error:  # the user's command must run whatever is wrong with us
-        with open(os.path.join(_here, "seen", "error"), "a") as file:
-            file.write(repr(error) + "\\n")
+        try:
+            with open(os.path.join(_here, "seen", "error"), "a") as file:
+                file.write(repr(error) + "\\n")
+        except OSError:
+            pass  # the folder is gone, or not ours to write
 
 
 def _next():
-    rest = [p for p in sys.path if os.path.abspath(p or os.getcwd()) != _here]
+    paths = [os.path.abspath(p or os.getcwd()) for p in sys.path]
+    rest = sys.path[paths.index(_here) + 1 :] if _here in paths else []
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
@@ -45,8 +49,9 @@ def _next():
         spec.loader.exec_module(module)
 
 
-_start()
-_next()
+if "{package}" not in sys.modules:  # others pass on in the same way, and could come back here
+    _start()
+    _next()
 '''
 
 
@@ -67,6 +72,10 @@ class BootFolder:
         self._config = dict(config)
         self._package = f"_feedtune_{run_id}"
         self._signs: dict[str, str] = {}
+
+    def configure(self, **more: Any) -> None:
+        """Tell starts from now on more than the first ones."""
+        self._config.update(more)
 
     def set_start(self, start: int) -> None:
         """Make the folder for a start of the command, without any sign in it."""
@@ -103,6 +112,11 @@ class BootFolder:
         with contextlib.suppress(OSError):  # gone already; an end must not fail for its signs
             for entry in (self.path / "seen").iterdir():
                 self._signs[entry.name] = entry.read_text(errors="replace")
+
+    def loaders(self) -> list[str]:
+        """Where the command has made loaders: ``FILE:LINE``, each once."""
+        self.keep_signs()
+        return list(dict.fromkeys(self._signs.get("loaders", "").split("\n")[:-1]))
 
     def remove(self) -> None:
         """Remove the folder."""

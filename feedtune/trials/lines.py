@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from feedtune.analysis.failures import last_line
 from feedtune.records import BlockResult
 from feedtune.trials.server import Message
-from feedtune.trials.verdict import last_line
 
 
 def loader_line(hello: Message) -> str:

@@ -24,6 +24,11 @@ class TuneOptions:
         max_workers: upper bound of workers a rank; ``None`` lets the core count decide.
         fixed: settings held fast.
         writable: folders that the script really writes.
+        hang_timeout_s: silence of all ranks after which a block counts as hanging; a step that is known to
+            take longer than a tenth of it is given ten times its length.
+        isolate: start the script anew for each trial; start methods of workers are searched, too.
+        allow_semantic: also try settings that can change what is learned.
+        loader: the training loader, as ``FILE:LINE`` where it is made; ``None`` finds it.
     """
 
     command: Sequence[str]
@@ -33,10 +38,14 @@ class TuneOptions:
     pairs: int = 4
     block_s: float = 1.2
     max_workers: int | None = None
-    fixed: Mapping[str, int | bool] = field(default_factory=dict)
+    fixed: Mapping[str, int | bool | str] = field(default_factory=dict)
     writable: Sequence[Path] = ()
     start_timeout_s: float = 900.0
     guard: str = "auto"
+    hang_timeout_s: float = 60.0
+    isolate: bool = False
+    allow_semantic: bool = False
+    loader: str | None = None
 
 
 def check_out(out: Path | None) -> None:
@@ -51,6 +60,14 @@ def check_out(out: Path | None) -> None:
         )
     if os.pathsep in str(path):
         raise BadInput(f"--out {out}: a '{os.pathsep}' in its path would split PYTHONPATH", "name another")
+
+
+def check_fixed(options: TuneOptions) -> None:
+    """Refuse settings that need an option which was not given."""
+    if "multiprocessing_context" in options.fixed and not options.isolate:
+        raise BadInput("--set multiprocessing_context changes how processes start", "add --isolate")
+    if options.fixed.get("in_order") is False and not options.allow_semantic:
+        raise BadInput("--set in_order=false changes what is learned", "add --allow-semantic")
 
 
 def working_folder() -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 from feedtune.records import BlockPlan
 
 MAX_LINE = 1 << 20
+_KEPT_ERRORS = 32  # of one block
 Message = dict[str, Any]
 MarkRule = Callable[[BlockPlan, int, set[int], float | None, float], int]
 
@@ -27,10 +28,12 @@ class StartState:
     hellos: dict[int, Message] = field(default_factory=dict)
     results: dict[tuple[int, int], Message] = field(default_factory=dict)  # (k, rank)
     failures: list[Message] = field(default_factory=list)
-    errors: dict[int, str] = field(default_factory=dict)  # k -> what its loader raised last
+    errors: dict[int, list[Message]] = field(default_factory=dict)  # k -> what its loaders raised
+    uncaught: list[Message] = field(default_factory=list)  # what has ended ranks, in order of arrival
+    steps: dict[int, int] = field(default_factory=dict)  # rank -> batches it has got, at its latest word
     asked: dict[int, int] = field(default_factory=dict)  # rank -> k it waits for
     done: set[int] = field(default_factory=set)
-    lost: set[int] = field(default_factory=set)  # pids whose connection has ended
+    lost: list[int] = field(default_factory=list)  # pids whose connection has ended, the first one first
     loader: int | None = None
     heard_s: float = field(default_factory=time.monotonic)
     doing: str | None = None  # the last message came from a save, an evaluation or between two epochs
@@ -131,7 +134,8 @@ class ControlServer:
         finally:
             with self._changed:
                 self._open.discard(connection)
-                context.get("lost", set()).add(context.get("pid"))
+                if "lost" in context:
+                    context["lost"].append(context["pid"])
                 self._changed.notify_all()
 
     def _read(self, line: bytes) -> Message | None:
@@ -150,6 +154,9 @@ class ControlServer:
             state = self.start_state(message["start"] if kind == "hello" else context.get("start", 0))
             if kind == "hello":
                 context.update(start=message["start"], pid=message.get("pid"), lost=state.lost)
+                context["rank"] = message["rank"]
+            if "total" in message:
+                state.steps[context.get("rank", 0)] = message["total"]
             doing = message.get("doing")
             if doing is None or doing != state.doing:  # a long evaluation is one thing done, not many signs
                 state.heard_s = time.monotonic()
@@ -208,7 +215,12 @@ class ControlServer:
         state.failures.append(message)
 
     def _on_error(self, message: Message, state: StartState) -> None:
-        state.errors[message["k"]] = message["text"]
+        kept = state.errors.setdefault(message["k"], [])
+        kept.append(message)
+        del kept[:-_KEPT_ERRORS]  # a script may live with any number of bad samples
+
+    def _on_uncaught(self, message: Message, state: StartState) -> None:
+        state.uncaught.append(message)
 
     def _on_done(self, message: Message, state: StartState) -> None:
         state.done.add(message["rank"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from feedtune.analysis.blocks import RankBlock, measure_block
-from feedtune.analysis.failures import Cause
+from feedtune.analysis.failures import Cause, shown_output
 from feedtune.launch.boot import BootFolder
 from feedtune.launch.policy import WritePolicy
 from feedtune.launch.process import GuardedProcess
@@ -70,6 +69,9 @@ class Session:
         self.boot = boot
         self.tell = tell
         self.starts = 0
+        self.isolate = launch.isolate
+        self.fork_s: float | None = None  # time that starting one worker took, in the latest block with some
+        self.repeated: tuple[int, int] | None = None  # of iterable data: first samples, repeated ones
         self.process: GuardedProcess | None = None
         self.worker_bytes: int | None = None
         self.batch: tuple[int, int, int] | None = None  # elements, bytes, tensors
@@ -133,7 +135,9 @@ class Session:
                     f"see {self.run_dir.log}; a slow start needs --start-timeout SECONDS",
                 )
         with self.server.locked():
-            return state.hellos[min(state.hellos)]
+            hello = state.hellos[min(state.hellos)]
+        self.boot.configure(known=[hello["loader"]["number"], hello["loader"]["site"]])
+        return hello
 
     def run(self, plan: BlockPlan) -> BlockResult:
         """Run one block on all ranks; a script that ends meanwhile is started again for it."""
@@ -182,7 +186,7 @@ class Session:
                 known = len(state.hellos) >= world or self._blocks_in_start > 0
                 if known or now - first_result > _SILENT_GRACE_S:
                     return self._check_partial(plan, state)
-            elif self.process.poll() is not None or self._lost(state, plan.k):
+            elif self.process.poll() is not None or 0 < self._lost(state) < len(state.hellos):
                 code = self._exit_code()
                 if not self._all_in(state, plan.k):
                     return self._ended(plan, code)
@@ -197,10 +201,10 @@ class Session:
             return self.launch.start_timeout_s
         return max(self.launch.hang_timeout_s, _STEPS_OF_HANG * plan.step_s)
 
-    def _lost(self, state: StartState, k: int) -> bool:
-        """Whether a rank has ended before the others could end the block with it."""
+    def _lost(self, state: StartState) -> int:
+        """How many ranks have ended; where all have, a script may yet train again (folds, stages)."""
         with self.server.locked():
-            return any(hello.get("pid") in state.lost for hello in state.hellos.values())
+            return sum(hello.get("pid") in state.lost for hello in state.hellos.values())
 
     def _exit_code(self) -> int | None:
         """The command's exit code, once a rank has ended; ``None`` where the others stay."""
@@ -213,11 +217,13 @@ class Session:
     def _ended(self, plan: BlockPlan, code: int | None) -> Cause:
         """The script, or one of its ranks, has ended in the middle of a block."""
         with self.server.locked():
-            return causes.ended(self.state(), plan.k, code, self._log_tail())
+            return causes.ended(self.state(), plan.k, code, self._output())
 
     def _hung(self, state: StartState, limit: float) -> Cause:
         if not state.hellos:
-            return Cause("hang", f"no training step within {limit:.0f} s of its start", self._log_tail())
+            return Cause("hang", f"no training step within {limit:.0f} s of its start", self._last_words())
+        if self._lost(state) == len(state.hellos):
+            return Cause("script_ended", "its ranks have ended, and the command goes on without training")
         cause = causes.hung(state, self.run_dir.path)
         return replace(cause, text=f"no sign of life for {limit:.0f} s: {cause.text}")
 
@@ -247,6 +253,8 @@ class Session:
             self.batch = tuple(end["sizes"]) if end["sizes"] else self.batch
             self.cloned = self.cloned or end["cloned"]
             self.shared_files |= set(end["shared_files"])
+            self.fork_s = end["fork_s"] or self.fork_s
+        self.repeated = next((tuple(end["repeated"]) for end in ends.values() if end["repeated"]), None)
         if plan.cache:
             self._cache_plan = plan
             self._cached = all(end["cached"] for end in ends.values())
@@ -256,7 +264,9 @@ class Session:
     def _rank_block(self, k: int, rank: int, end: Mapping[str, Any]) -> RankBlock:
         lines, self._offsets[rank] = self.run_dir.read_steps(rank, self._offsets.get(rank, 0))
         records = [StepRecord(*line[1:]) for line in lines if line[0] == k]
-        return RankBlock(records, end["start_s"], end["end_s"], end["first_step"], end["worker_s"])
+        return RankBlock(
+            records, end["start_s"], end["end_s"], end["first_step"], end["worker_s"], end["close_s"]
+        )
 
     def finish(self) -> None:
         """Let all ranks end their workers, then end the tree."""
@@ -272,11 +282,13 @@ class Session:
             self.boot.keep_signs()
             self.process.kill()
             self.process = None
+            for file in self.run_dir.path.glob("stack.*"):
+                file.unlink(missing_ok=True)
 
     def _no_hello(self, code: int) -> Exception:
         if code != 0:
             return CommandFailed(
-                f"the command failed with exit code {code} before its training was seen\n{self._log_tail()}",
+                f"the command failed with exit code {code} before it was seen to train\n{self._last_words()}",
                 f"run it without feedtune first; its whole output is in {self.run_dir.log}",
             )
         return Missing(f"the command ended without a training that feedtune can tune: {self._how_far()}")
@@ -284,8 +296,11 @@ class Session:
     def _how_far(self) -> str:
         return causes.how_far(self.boot, self.launch.command, self.launch.chosen)
 
-    def _log_tail(self) -> str:
-        return causes.log_tail(self.run_dir.log)
+    def _output(self) -> str:
+        return causes.output_of(self.run_dir.log)
+
+    def _last_words(self) -> str:
+        return shown_output(self._output())
 
 
 def started_inside_a_launcher(env: Mapping[str, str]) -> str | None:

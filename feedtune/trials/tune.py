@@ -7,7 +7,7 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,11 @@ from feedtune.launch.trackers import without_trackers
 from feedtune.machine import Machine, read_machine
 from feedtune.records import BlockKind, BlockPlan, BlockResult
 from feedtune.rundir import RUN_FORMAT, RunDir, redact
-from feedtune.settings import LoaderSettings
+from feedtune.settings import START_METHODS, LoaderSettings
+from feedtune.trials.costs import Costs
 from feedtune.trials.interrupts import Interrupts
 from feedtune.trials.lines import block_line, loader_line
-from feedtune.trials.options import TuneOptions, check_out, run_name, working_folder
+from feedtune.trials.options import TuneOptions, check_fixed, check_out, run_name, working_folder
 from feedtune.trials.server import ControlServer, Message
 from feedtune.trials.session import Launch, Session, started_inside_a_launcher
 from feedtune.trials.verdict import Answer, Facts, document
@@ -61,6 +62,7 @@ def tune(options: TuneOptions, tell: Callable[[str], None]) -> dict[str, Any]:
         )
     working_folder()
     check_out(options.out)
+    check_fixed(options)
     run = RunDir.new(options.out, run_name(options.command))
     with Interrupts() as interrupts:
         try:
@@ -87,13 +89,19 @@ class Tuning:
         self.machine: Machine = read_machine()
         self.blocks: list[BlockResult] = []
         self.answer = Answer()
-        self._costs: dict[LoaderSettings, float] = {}  # seconds of the latest block, swap included
+        self._costs = Costs()
         run_id = secrets.token_hex(8)
         self.server = ControlServer(token := secrets.token_hex(32), next_chunk)
         self.boot = BootFolder(
             run.path / "boot",
             run_id,
-            {"host": "127.0.0.1", "port": self.server.port, "token": token, "records": str(run.path)},
+            {
+                "host": "127.0.0.1",
+                "port": self.server.port,
+                "token": token,
+                "records": str(run.path),
+                "chosen": options.loader,
+            },
         )
         env, self.trackers = without_trackers(os.environ, run.path / "boot")
         cwd = working_folder()
@@ -104,6 +112,9 @@ class Tuning:
             policy=default_policy(options.command, cwd, env, [run.path, *options.writable]),
             tier=options.guard,
             start_timeout_s=options.start_timeout_s,
+            hang_timeout_s=options.hang_timeout_s,
+            chosen=options.loader,
+            isolate=options.isolate,
         )
         self.session = Session(launch, run, run_id, self.server, self.boot, tell)
 
@@ -172,21 +183,33 @@ class Tuning:
         self.tell(f"training loader: {loader_line(hello)}")
         baseline = self._baseline(own)
         self._ceilings(bool(hello["loader"]["cuda"]), baseline)
-        cores = max(1, int(self.machine.cores // hello["world"]))
-        most = self.options.max_workers
-        space = make_space(
-            own,
-            cuda=bool(hello["loader"]["cuda"]),
-            cores_per_rank=cores,
-            max_workers=default_max_workers(cores) if most is None else most,
-            fixed=self.options.fixed,
-        )
+        space = self._space(own, hello["loader"])
         self.answer.space = space
         starved = self._starvation(baseline)
         if starved is not None and starved < POLICY.gpu_bound and not space.single:
             return
+        if space.single and self.answer.frozen:
+            return
         self._search(space, own, hello)
         self._confirm(own)
+
+    def _space(self, own: LoaderSettings, loader: Mapping[str, Any]) -> Space:
+        """What may be searched; what could change what is learned only where the user allows it."""
+        cores = max(1, int(self.machine.cores // self._world()))
+        most, options = self.options.max_workers, self.options
+        frozen = bool(loader["iterable"]) and not options.allow_semantic
+        self.answer.frozen = frozen and "num_workers" not in options.fixed
+        default = own.multiprocessing_context or loader["start_method"]
+        return make_space(
+            own,
+            cuda=bool(loader["cuda"]),
+            cores_per_rank=cores,
+            max_workers=default_max_workers(cores) if most is None else most,
+            fixed=options.fixed,
+            same_workers=frozen,
+            any_order=options.allow_semantic,
+            start_methods=[m for m in START_METHODS if m != default] if options.isolate else (),
+        )
 
     def _plan(self, kind: BlockKind, settings: LoaderSettings, **changes: Any) -> BlockPlan:
         plan = BlockPlan(
@@ -197,20 +220,37 @@ class Tuning:
             cycle=max(1, settings.num_workers),
             target_s=self.options.block_s,
             max_s=8 * self.options.block_s,
+            step_s=self._costs.step_s(),
         )
         return replace(plan, **changes)
 
     def _run(self, plan: BlockPlan) -> BlockResult:
         """Run a block, keep its result, and say a line."""
         begun = time.monotonic()
-        result = self._with_starvation(self.session.run(plan))
+        predicted = self._costs.swap_s(plan.settings) if plan.kind != "ceiling" else None
+        starts = self.session.starts
+        result = replace(self.session.run(plan), predicted_swap_s=predicted)
+        result = self._with_starvation(result)
         loader = self.answer.hello["loader"]
         if plan.kind != "ceiling":
             result = with_edges(result, loader["epoch_steps"], loader["persistent_workers"])
             result = replace(result, rereads=bool(loader["iterable"] and self.blocks))
-            self._costs[plan.settings] = time.monotonic() - begun
+            result = self._without_repeats(result)
+            if result.measured and (self.session.isolate or starts == self.session.starts):
+                self._costs.learn(result, time.monotonic() - begun, self.session.fork_s)
         self._keep(result)
         return result
+
+    def _without_repeats(self, result: BlockResult) -> BlockResult:
+        """Iterable data that is not split: more workers repeat it, and their rate is no gain."""
+        first, again = self.session.repeated or (0, 0)
+        if not first or again < POLICY.repeated * first:
+            return result
+        self.answer.repeated = (first, again, result.settings.num_workers)
+        if result.kind == "baseline" or result.settings == self.answer.own or not result.measured:
+            return result
+        detail = f"{again} of the first {first} samples came from more than one worker"
+        return replace(result, state="excluded", reason="duplicates", detail=detail)
 
     def _keep(self, result: BlockResult) -> None:
         self.blocks.append(result)
@@ -231,7 +271,7 @@ class Tuning:
                 "the training ends before its baseline could be measured", "let it train for more steps"
             )
         raise CommandFailed(
-            f"the baseline failed {_BASELINE_TRIES} times ({result.reason}): {result.detail}",
+            f"the baseline failed {_BASELINE_TRIES} times ({result.reason}): {result.detail}\n{result.stack}",
             f"the command's whole output is in {self.run_dir.log}",
         )
 
@@ -267,11 +307,12 @@ class Tuning:
         search = Search(self.run_dir.journal, space, own)
         trials = self.options.trials + (not space.single)  # the user's own settings are no trial
         for _ in range(trials):
-            if self._time_is_up():
-                self.answer.cut_short = True
-                return
             settings = search.ask()
             if settings is None:
+                return
+            if self._time_is_up(settings):
+                self.answer.cut_short = True
+                search.drop()
                 return
             broken = broken_limit(settings, self._needs(hello))
             if broken:
@@ -280,11 +321,22 @@ class Tuning:
                 )
                 self._keep(result)
             else:
+                self._isolate_if_shared()
                 result = self._run(self._plan("candidate", settings, stop_below=self._half_of_best()))
             search.tell(settings, result)
             starved = self._starvation(result)
             if result.measured and starved is not None and starved < POLICY.gpu_bound and not space.single:
                 return  # nothing is left to gain beyond this
+
+    def _isolate_if_shared(self) -> None:
+        """A fetch without workers has left files open here that workers forked later would share."""
+        if self.session.shared_files and not self.session.isolate:
+            self.session.isolate = True
+            self.answer.isolated = sorted(self.session.shared_files)[0]
+            self.tell(
+                f"note: fetching without workers leaves {self.answer.isolated} open in the main process; "
+                "trials run in starts of their own from now on (--isolate): no worker may share its position"
+            )
 
     def _half_of_best(self) -> float:
         return max((b.rate or 0.0 for b in self._candidates()), default=0.0) / 2
@@ -292,16 +344,16 @@ class Tuning:
     def _candidates(self) -> list[BlockResult]:
         return [b for b in self.blocks if b.kind in ("baseline", "candidate") and b.measured]
 
-    def _time_is_up(self) -> bool:
+    def _time_is_up(self, settings: LoaderSettings) -> bool:
         """Whether the confirmation would no longer fit after another trial."""
         best = max(self._candidates(), key=lambda b: b.speed, default=None)
         if best is None or self.answer.own is None:
             return False
         sides = (self.answer.own, best.settings)
         longer = sum(self._confirm_seconds(s) - self.options.block_s for s in sides)
-        pair = sum(self._costs[s] for s in sides) + longer
+        pair = sum(map(self._costs.of, sides)) + longer
         elapsed = time.monotonic() - self.begun
-        return elapsed + max(self._costs.values()) + self.options.pairs * pair > self.options.budget_s
+        return elapsed + self._costs.of(settings) + self.options.pairs * pair > self.options.budget_s
 
     def _needs(self, hello: Message) -> Needs:
         _, size, tensors = self.session.batch or (0, 0, 1)
@@ -314,7 +366,7 @@ class Tuning:
             ram_bytes=now.ram_available_bytes or _UNKNOWN,
             shm_bytes=now.shm_free_bytes or _UNKNOWN,
             nofile=hello["loader"]["nofile"],
-            open_in_main=(*hello["loader"]["open_files"], *sorted(self.session.shared_files)),
+            open_in_main=tuple(hello["loader"]["open_files"]),
             default_workers=hello["loader"]["num_workers"],
         )
 

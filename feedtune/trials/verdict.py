@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from feedtune.analysis.climb import Space
+from feedtune.analysis.failures import last_line
 from feedtune.analysis.policy import POLICY
 from feedtune.analysis.stats import Gain, geometric_mean
 from feedtune.records import BlockResult, Outcome
@@ -34,12 +35,20 @@ class Answer:
     interrupted: bool = False
     cut_short: bool = False
     beaten: bool = False  # every candidate was clearly slower than the user's own settings
+    frozen: bool = False  # iterable data: the worker count was kept
+    repeated: tuple[int, int, int] | None = None  # of it: first samples, repeated ones, at so many workers
+    isolated: str = ""  # a file that made every trial run in a start of its own
     note: str = ""
 
     @property
     def ceiling(self) -> float | None:
         """The higher of both kinds: what the script reaches when data is free."""
         return max((rate for rate in self.ceilings.values() if rate), default=None)
+
+    @property
+    def nothing_to_try(self) -> bool:
+        """The user's own settings were the only ones allowed, and not because the user fixed them."""
+        return self.frozen and self.space is not None and self.space.single and self.gain is None
 
     def starvation(self, rate: float | None) -> float | None:
         """``1 - rate / ceiling``; ``None`` where either is unknown."""
@@ -139,6 +148,8 @@ def decide(answer: Answer, blocks: Sequence[BlockResult], own: Side | None) -> O
     starved = own.starvation
     if starved is not None and starved < POLICY.gpu_bound:
         return "gpu_bound"
+    if answer.nothing_to_try:
+        return "no_gain"
     if answer.gain is None and not answer.beaten:
         return "failed"
     if answer.gain is not None and answer.gain.high >= _UNDECIDED and answer.winner != answer.own:
@@ -200,6 +211,8 @@ def _verdict(answer: Answer, outcome: Outcome, side: Side | None, best: Side | N
             f"No gain: no loader setting beats yours ({own}), and training still starves for "
             f"{_percent(starved)} of its time; preparing the data is the limit, not the loader."
         )
+    if outcome == "no_gain" and answer.nothing_to_try:
+        return f"Nothing to try beside yours ({own}): the worker count decides what iterable data yields."
     if outcome == "no_gain" and answer.gain is None:
         return f"No gain, keep yours ({own}): every candidate was slower."
     if outcome == "no_gain" and answer.gain and answer.gain.high >= _UNDECIDED and answer.winner:
@@ -232,6 +245,7 @@ def _advice(answer: Answer, outcome: Outcome, blocks: Sequence[BlockResult], bes
             f"Training still waits {_percent(starved)} of its time for data: make the data cheaper to read "
             "and decode (smaller images, a faster decoder, shards: shard-tools pack SRC DST)."
         )
+    found += _semantic_advice(answer, best if outcome == "gain" else None)
     space = answer.space
     if outcome == "gain" and best and space and len(space.workers) > 1:
         most = max(space.workers)
@@ -246,6 +260,9 @@ def _advice(answer: Answer, outcome: Outcome, blocks: Sequence[BlockResult], bes
             f"({edge['share']:.0%} of it): persistent_workers=True keeps them, if no attribute of your "
             "dataset changes between epochs and the loader is made once."
         )
+    failed = {b.settings.arguments(): b for b in blocks if b.state == "failed" and b.kind == "candidate"}
+    for settings, block in failed.items():
+        found.append(f"{settings} failed ({block.reason}): {block.detail}.")
     excluded = [b for b in blocks if b.state == "excluded"]
     if excluded:
         found.append(f"{len(excluded)} settings were not run: {excluded[0].reason}: {excluded[0].detail}.")
@@ -254,10 +271,35 @@ def _advice(answer: Answer, outcome: Outcome, blocks: Sequence[BlockResult], bes
     return found
 
 
+def _semantic_advice(answer: Answer, gain: Side | None) -> list[str]:
+    """What could change, or has changed, what the training sees."""
+    found = []
+    loader = answer.hello.get("loader", {})
+    if answer.frozen:
+        found.append(
+            f"The data is iterable ({loader.get('dataset')}): its worker count, which decides what comes, "
+            "was kept; --allow-semantic tries others."
+        )
+    if answer.repeated:
+        first, again, workers = answer.repeated
+        found.append(
+            f"{loader.get('dataset')} is not split between its workers: with {workers} of them, {again} of "
+            f"the first {first} samples came from more than one, so an epoch repeats its samples; "
+            "split it in __iter__ with torch.utils.data.get_worker_info() before raising num_workers."
+        )
+    if answer.isolated:
+        found.append(
+            f"Fetching without workers leaves {answer.isolated} open in the main process: open it in "
+            "__getitem__ of each worker, or workers that are forked later share its position."
+        )
+    if gain and not gain.settings.in_order:
+        found.append(
+            "in_order=False delivers batches as they are ready: their order changes from run to run."
+        )
+    if gain and loader.get("iterable") and answer.own and gain.settings.num_workers != answer.own.num_workers:
+        found.append("The worker count of iterable data changes its order, and each worker's random numbers.")
+    return found
+
+
 def _percent(share: float | None) -> str:
     return "unknown" if share is None else f"{max(share, 0.0):.1%}"
-
-
-def last_line(text: str) -> str:
-    """The last line that says something; of a traceback, the error itself."""
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "")

@@ -15,7 +15,7 @@ PROMISED = {
     "blocks", "best", "gain", "verdict", "snippet",
 }  # fmt: skip
 BLOCK = {"settings", "kind", "steps", "rate", "starvation", "state", "reason"}
-SETTINGS = {"num_workers", "prefetch_factor", "pin_memory"}
+SETTINGS = {"num_workers", "prefetch_factor", "pin_memory", "in_order", "multiprocessing_context"}
 OWN, BEST = LoaderSettings(0), LoaderSettings(8, 4)
 
 

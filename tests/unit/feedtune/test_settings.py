@@ -70,7 +70,9 @@ def test_fixed_values() -> None:
         ("num_workers=four", "not a whole number"),
         ("prefetch_factor=2.5", "not a whole number"),
         ("prefetch_factor=0", "prefetch_factor is 1 or more"),
-        ("pin_memory=1", "neither true nor false"),
+        ("pin_memory=1", "none of true, false"),
+        ("in_order=yes", "none of true, false"),
+        ("multiprocessing_context=thread", "none of fork, spawn, forkserver"),
     ],
 )
 def test_wrong_fixed_values_name_the_item(item, text) -> None:

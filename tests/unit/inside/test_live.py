@@ -286,7 +286,7 @@ def test_a_script_that_ends_in_a_block_tells_what_it_has(live) -> None:
 def test_a_fetch_that_fails_is_told_with_its_traceback(live) -> None:
     run = live("fetch_fails")
     assert run.run(block(0), block(2)) != []
-    assert "damaged sample" in run.state.errors[1]
+    assert "damaged sample" in run.state.errors[1][0]["text"]
 
 
 def test_replayed_batches_do_not_show_what_the_loop_does_to_them(live) -> None:

@@ -1,0 +1,1 @@
+"""Readers that stand beside the training, in another process."""
