@@ -326,6 +326,7 @@ class Tuning:
             search.tell(settings, result)
             starved = self._starvation(result)
             if result.measured and starved is not None and starved < POLICY.gpu_bound and not space.single:
+                self.answer.at_ceiling = settings == own
                 return  # nothing is left to gain beyond this
 
     def _isolate_if_shared(self) -> None:

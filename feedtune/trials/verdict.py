@@ -34,6 +34,7 @@ class Answer:
     uneven: bool = False
     interrupted: bool = False
     cut_short: bool = False
+    at_ceiling: bool = False  # the user's own settings reached it when they were measured once more
     beaten: bool = False  # every candidate was clearly slower than the user's own settings
     frozen: bool = False  # iterable data: the worker count was kept
     repeated: tuple[int, int, int] | None = None  # of it: first samples, repeated ones, at so many workers
@@ -146,7 +147,7 @@ def decide(answer: Answer, blocks: Sequence[BlockResult], own: Side | None) -> O
     if own is None or own.rate is None or (answer.interrupted and answer.gain is None):
         return "failed"
     starved = own.starvation
-    if starved is not None and starved < POLICY.gpu_bound:
+    if (starved is not None and starved < POLICY.gpu_bound) or (answer.at_ceiling and answer.gain is None):
         return "gpu_bound"
     if answer.nothing_to_try:
         return "no_gain"

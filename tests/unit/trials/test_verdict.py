@@ -142,6 +142,13 @@ def test_gpu_bound_before_any_search() -> None:
     assert "99.0%" in found["verdict"]
 
 
+def test_gpu_bound_where_only_the_second_look_says_so() -> None:
+    """A baseline just below the ceiling; its settings as a candidate are at it, and end the search."""
+    found = decided(gain=None, winner=None, confirmed={}, ceilings={False: 10.3}, at_ceiling=True)
+    assert found["outcome"] == "gpu_bound"
+    assert found["best"] == found["baseline"]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
