@@ -55,9 +55,10 @@ class LoaderSettings:
         return self.num_workers * (self.prefetch_factor or 0)
 
     @property
-    def cost(self) -> tuple[int, int, bool]:
-        """Orders settings by what they take from the machine: processes, memory, page-locked memory."""
-        return (self.num_workers, self.in_flight, self.pin_memory)
+    def cost(self) -> tuple[int, int, bool, bool, bool]:
+        """Orders settings by what they take: processes, memory, page-locked memory; odd ones come last."""
+        odd = (not self.in_order, self.multiprocessing_context is not None)
+        return (self.num_workers, self.in_flight, self.pin_memory, *odd)
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON."""

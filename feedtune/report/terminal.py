@@ -69,6 +69,9 @@ def _blocks(console: Any, document: dict[str, Any]) -> None:
     table.add_column("block")
     for name in ("workers", "prefetch", "pin", "steps", "steps/s", "starved"):
         table.add_column(name, justify="right")
+    others = {block["k"]: _other_settings(block["settings"]) for block in document["blocks"]}
+    if any(others.values()):
+        table.add_column("other")
     table.add_column("state")
     for block in document["blocks"]:
         if block["kind"] == "confirm":
@@ -86,6 +89,7 @@ def _blocks(console: Any, document: dict[str, Any]) -> None:
             str(block["steps"] or ""),
             "" if block["rate"] is None else f"{block['rate']:.2f}",
             "" if starved is None else f"{max(starved, 0):.1%}",
+            *([others[block["k"]]] if any(others.values()) else []),
             escape("" if state == "ok" else state),
         )
     console.print(table)
@@ -96,6 +100,12 @@ def _blocks(console: Any, document: dict[str, Any]) -> None:
             f"\nConfirmed in {pairs} interleaved pairs: {compared['ratio']:.3f}x "
             f"(95 % interval {compared['low']:.3f} to {compared['high']:.3f}){_edges_note(document)}\n"
         )
+
+
+def _other_settings(settings: dict[str, Any]) -> str:
+    """What few tunings vary."""
+    order = [] if settings.get("in_order", True) else ["any order"]
+    return ", ".join([*order, settings.get("multiprocessing_context") or ""]).strip(", ")
 
 
 def _edges_note(document: dict[str, Any]) -> str:

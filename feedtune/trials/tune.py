@@ -8,31 +8,29 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from feedtune.analysis.blocks import with_edges
 from feedtune.analysis.climb import Space, default_max_workers, make_space
 from feedtune.analysis.limits import Needs, broken_limit
-from feedtune.analysis.pacing import next_chunk, warmup_steps
+from feedtune.analysis.pacing import next_chunk
 from feedtune.analysis.policy import POLICY
 from feedtune.analysis.stats import paired_gain, pick_winner, upper_bound
 from feedtune.launch.boot import BootFolder
 from feedtune.launch.policy import default_policy
 from feedtune.launch.trackers import without_trackers
 from feedtune.machine import Machine, read_machine
-from feedtune.records import BlockKind, BlockPlan, BlockResult
+from feedtune.records import BlockResult
 from feedtune.rundir import RUN_FORMAT, RunDir, redact
 from feedtune.settings import START_METHODS, LoaderSettings
-from feedtune.trials.costs import Costs
 from feedtune.trials.interrupts import Interrupts
-from feedtune.trials.lines import block_line, loader_line
+from feedtune.trials.lines import loader_line
+from feedtune.trials.measuring import Trials
 from feedtune.trials.options import TuneOptions, check_fixed, check_out, run_name, working_folder
 from feedtune.trials.server import ControlServer, Message
 from feedtune.trials.session import Launch, Session, started_inside_a_launcher
-from feedtune.trials.verdict import Answer, Facts, document
-from shard_tools.errors import BadInput, CommandFailed, Missing
+from feedtune.trials.verdict import Facts, document
+from shard_tools.errors import BadInput, Missing
 
 _CACHED_BATCHES = 10
 _CACHE_SHARE = 0.05  # of free memory, over all ranks
@@ -84,12 +82,8 @@ class Tuning:
         self.options = options
         self.run_dir = run
         self.tell = tell
-        self.begun = time.monotonic()
         self.seconds = 0.0
         self.machine: Machine = read_machine()
-        self.blocks: list[BlockResult] = []
-        self.answer = Answer()
-        self._costs = Costs()
         run_id = secrets.token_hex(8)
         self.server = ControlServer(token := secrets.token_hex(32), next_chunk)
         self.boot = BootFolder(
@@ -117,6 +111,8 @@ class Tuning:
             isolate=options.isolate,
         )
         self.session = Session(launch, run, run_id, self.server, self.boot, tell)
+        self.trials = Trials(options, run, self.session, self.machine, tell)
+        self.answer = self.trials.answer
 
     def run(self, hold: Callable[[], None]) -> dict[str, Any]:
         """Do it all; whatever happens, the tree ends and a result is written once a block was tried.
@@ -144,10 +140,10 @@ class Tuning:
         finally:
             hold()
             self.session.stop()
-            self.seconds = time.monotonic() - self.begun
+            self.seconds = time.monotonic() - self.trials.begun
             self.server.close()
             self.boot.remove()
-            if self.blocks:
+            if self.trials.blocks:
                 self.run_dir.write_json("result.json", self._document())
         return self._document()
 
@@ -164,7 +160,7 @@ class Tuning:
             trackers=self.trackers,
             cloned=self.session.cloned,
         )
-        return document(self.answer, self.blocks, facts)
+        return document(self.answer, self.trials.blocks, facts)
 
     def _steps(self) -> None:
         self.session.start()
@@ -181,11 +177,11 @@ class Tuning:
         own = LoaderSettings.from_dict(hello["loader"])
         self.answer.own = own
         self.tell(f"training loader: {loader_line(hello)}")
-        baseline = self._baseline(own)
-        self._ceilings(bool(hello["loader"]["cuda"]), baseline)
+        baseline = self.trials.baseline(own)
+        self.trials.ceilings(bool(hello["loader"]["cuda"]), baseline)
         space = self._space(own, hello["loader"])
         self.answer.space = space
-        starved = self._starvation(baseline)
+        starved = self.trials.starvation(baseline)
         if starved is not None and starved < POLICY.gpu_bound and not space.single:
             return
         if space.single and self.answer.frozen:
@@ -195,7 +191,7 @@ class Tuning:
 
     def _space(self, own: LoaderSettings, loader: Mapping[str, Any]) -> Space:
         """What may be searched; what could change what is learned only where the user allows it."""
-        cores = max(1, int(self.machine.cores // self._world()))
+        cores = max(1, int(self.machine.cores // self.trials.world()))
         most, options = self.options.max_workers, self.options
         frozen = bool(loader["iterable"]) and not options.allow_semantic
         self.answer.frozen = frozen and "num_workers" not in options.fixed
@@ -210,96 +206,6 @@ class Tuning:
             any_order=options.allow_semantic,
             start_methods=[m for m in START_METHODS if m != default] if options.isolate else (),
         )
-
-    def _plan(self, kind: BlockKind, settings: LoaderSettings, **changes: Any) -> BlockPlan:
-        plan = BlockPlan(
-            k=0,
-            kind=kind,
-            settings=settings,
-            warmup=warmup_steps(settings.num_workers, settings.prefetch_factor),
-            cycle=max(1, settings.num_workers),
-            target_s=self.options.block_s,
-            max_s=8 * self.options.block_s,
-            step_s=self._costs.step_s(),
-        )
-        return replace(plan, **changes)
-
-    def _run(self, plan: BlockPlan) -> BlockResult:
-        """Run a block, keep its result, and say a line."""
-        begun = time.monotonic()
-        predicted = self._costs.swap_s(plan.settings) if plan.kind != "ceiling" else None
-        starts = self.session.starts
-        result = replace(self.session.run(plan), predicted_swap_s=predicted)
-        result = self._with_starvation(result)
-        loader = self.answer.hello["loader"]
-        if plan.kind != "ceiling":
-            result = with_edges(result, loader["epoch_steps"], loader["persistent_workers"])
-            result = replace(result, rereads=bool(loader["iterable"] and self.blocks))
-            result = self._without_repeats(result)
-            if result.measured and (self.session.isolate or starts == self.session.starts):
-                self._costs.learn(result, time.monotonic() - begun, self.session.fork_s)
-        self._keep(result)
-        return result
-
-    def _without_repeats(self, result: BlockResult) -> BlockResult:
-        """Iterable data that is not split: more workers repeat it, and their rate is no gain."""
-        first, again = self.session.repeated or (0, 0)
-        if not first or again < POLICY.repeated * first:
-            return result
-        self.answer.repeated = (first, again, result.settings.num_workers)
-        if result.kind == "baseline" or result.settings == self.answer.own or not result.measured:
-            return result
-        detail = f"{again} of the first {first} samples came from more than one worker"
-        return replace(result, state="excluded", reason="duplicates", detail=detail)
-
-    def _keep(self, result: BlockResult) -> None:
-        self.blocks.append(result)
-        self.run_dir.append_json("blocks.jsonl", result.as_dict())
-        self.tell(f"{time.monotonic() - self.begun:5.0f} s  {block_line(result)}")
-
-    def _baseline(self, own: LoaderSettings) -> BlockResult:
-        cache_bytes = int(_CACHE_SHARE * (self.machine.ram_available_bytes or 0) / max(1, self._world()))
-        plan = self._plan("baseline", own, cache=_CACHED_BATCHES, cache_bytes=cache_bytes)
-        # Ten batches have to pass before there is something to replay.
-        plan = replace(plan, min_cycles=max(plan.min_cycles, -(-_CACHED_BATCHES // plan.cycle)))
-        for _ in range(_BASELINE_TRIES):
-            result = self._run(plan)
-            if result.measured:
-                return result
-        if result.reason in ("script_ended", "too_few_steps"):
-            raise BadInput(
-                "the training ends before its baseline could be measured", "let it train for more steps"
-            )
-        raise CommandFailed(
-            f"the baseline failed {_BASELINE_TRIES} times ({result.reason}): {result.detail}\n{result.stack}",
-            f"the command's whole output is in {self.run_dir.log}",
-        )
-
-    def _ceilings(self, cuda: bool, baseline: BlockResult) -> None:
-        """Replay cached batches: pageable always, pinned where there is a GPU to copy to."""
-        rates: dict[bool, float | None] = {}
-        for pinned in (False, True) if cuda else (False,):
-            settings = LoaderSettings(0, None, pinned)
-            result = self._run(self._plan("ceiling", settings, warmup=_CACHED_BATCHES, cycle=1))
-            rate = result.rate if result.measured else None
-            if rate and baseline.elements and result.elements:
-                shift = result.elements / baseline.elements
-                if abs(shift - 1) > POLICY.uneven:
-                    rate *= shift  # uneven batches: rates an element, not a step
-                    self.answer.uneven = True
-            rates[pinned] = rate
-        self.answer.ceilings = rates
-        self.blocks = [self._with_starvation(block) for block in self.blocks]
-
-    def _world(self) -> int:
-        return int(self.answer.hello["world"]) if self.answer.hello else 1
-
-    def _starvation(self, block: BlockResult) -> float | None:
-        ceiling = self.answer.ceiling
-        return None if ceiling is None or not block.rate else 1 - block.rate / ceiling
-
-    def _with_starvation(self, block: BlockResult) -> BlockResult:
-        return block if block.kind == "ceiling" else replace(block, starvation=self._starvation(block))
 
     def _search(self, space: Space, own: LoaderSettings, hello: Message) -> None:
         from feedtune.search import Search
@@ -319,12 +225,14 @@ class Tuning:
                 result = BlockResult(
                     -1, "candidate", settings, state="excluded", reason=broken[0], detail=broken[1]
                 )
-                self._keep(result)
+                self.trials.keep(result)
             else:
                 self._isolate_if_shared()
-                result = self._run(self._plan("candidate", settings, stop_below=self._half_of_best()))
+                result = self.trials.run(
+                    self.trials.plan("candidate", settings, stop_below=self._half_of_best())
+                )
             search.tell(settings, result)
-            starved = self._starvation(result)
+            starved = self.trials.starvation(result)
             if result.measured and starved is not None and starved < POLICY.gpu_bound and not space.single:
                 self.answer.at_ceiling = settings == own
                 return  # nothing is left to gain beyond this
@@ -340,21 +248,18 @@ class Tuning:
             )
 
     def _half_of_best(self) -> float:
-        return max((b.rate or 0.0 for b in self._candidates()), default=0.0) / 2
-
-    def _candidates(self) -> list[BlockResult]:
-        return [b for b in self.blocks if b.kind in ("baseline", "candidate") and b.measured]
+        return max((b.rate or 0.0 for b in self.trials.candidates()), default=0.0) / 2
 
     def _time_is_up(self, settings: LoaderSettings) -> bool:
         """Whether the confirmation would no longer fit after another trial."""
-        best = max(self._candidates(), key=lambda b: b.speed, default=None)
+        best = max(self.trials.candidates(), key=lambda b: b.speed, default=None)
         if best is None or self.answer.own is None:
             return False
         sides = (self.answer.own, best.settings)
         longer = sum(self._confirm_seconds(s) - self.options.block_s for s in sides)
-        pair = sum(map(self._costs.of, sides)) + longer
-        elapsed = time.monotonic() - self.begun
-        return elapsed + self._costs.of(settings) + self.options.pairs * pair > self.options.budget_s
+        pair = sum(map(self.trials.costs.of, sides)) + longer
+        elapsed = time.monotonic() - self.trials.begun
+        return elapsed + self.trials.costs.of(settings) + self.options.pairs * pair > self.options.budget_s
 
     def _needs(self, hello: Message) -> Needs:
         _, size, tensors = self.session.batch or (0, 0, 1)
@@ -373,7 +278,7 @@ class Tuning:
 
     def _confirm(self, own: LoaderSettings) -> None:
         """Interleaved pairs A-B-B-A of the user's settings and the winner."""
-        candidates = [b for b in self._candidates() if b.kind == "candidate"]
+        candidates = [b for b in self.trials.candidates() if b.kind == "candidate"]
         space = self.answer.space
         if space is not None and not space.single:
             # Against itself the baseline proves nothing; with every setting fixed it is the A/A test.
@@ -381,7 +286,7 @@ class Tuning:
         winner = pick_winner(candidates)
         if winner is None:
             return
-        slowest = min(b.speed for b in self._candidates() if b.settings == own)
+        slowest = min(b.speed for b in self.trials.candidates() if b.settings == own)
         if winner.settings != own and upper_bound(winner) < slowest:
             self.answer.beaten = True  # a confirmation could only confirm that it is slower
             return
@@ -391,10 +296,10 @@ class Tuning:
         target = {side: self._confirm_seconds(settings) for side, settings in sides.items()}
         for pair in range(self.options.pairs):
             for side in "AB" if pair % 2 == 0 else "BA":
-                plan = self._plan("confirm", sides[side], target_s=target[side])
-                result = self._run(plan)
+                plan = self.trials.plan("confirm", sides[side], target_s=target[side])
+                result = self.trials.run(plan)
                 if not result.measured:  # one bad sample must not cost the answer
-                    result = self._run(plan)
+                    result = self.trials.run(plan)
                 if not result.measured:
                     self.answer.note = f"the confirmation failed ({result.reason}): {result.detail}"
                     return
@@ -404,6 +309,6 @@ class Tuning:
 
     def _confirm_seconds(self, settings: LoaderSettings) -> float:
         """Measured seconds of a confirmation block: settings whose rate varies are measured longer."""
-        spreads = [b.spread or 0.0 for b in self._candidates() if b.settings == settings]
+        spreads = [b.spread or 0.0 for b in self.trials.candidates() if b.settings == settings]
         noisy = max(spreads, default=0.0) >= POLICY.noisy
         return self.options.block_s * (POLICY.longer if noisy else 1.0)
