@@ -77,8 +77,16 @@ class WorkerClock:
 
 def forks(loader: Any) -> bool:
     """Whether the loader's workers will be forked from this process."""
+    context = loader.multiprocessing_context
+    method = context.get_start_method() if context is not None else start_method()
+    return bool(method == "fork")
+
+
+def start_method() -> str:
+    """How this process starts others.
+
+    Asked outright, multiprocessing would settle for its default, and the script could no longer choose.
+    """
     import multiprocessing
 
-    context = loader.multiprocessing_context
-    method = context.get_start_method() if context is not None else multiprocessing.get_start_method()
-    return bool(method == "fork")
+    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]

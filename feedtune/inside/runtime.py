@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import os
 import weakref
 from collections import Counter
@@ -14,6 +13,7 @@ from . import snapshot
 from .client import Client
 from .identity import Watch, batch_size_of, shape_of
 from .machine import Machine, View
+from .probe import start_method
 from .signs import mark, note
 from .site import identify
 from .stack_signal import arm
@@ -214,7 +214,7 @@ def _describe(watched: Watched, runtime: Runtime) -> dict[str, Any]:
         "dataset": type(loader.dataset).__name__,
         "in_order": bool(getattr(loader, "in_order", True)),
         "multiprocessing_context": None if context is None else context.get_start_method(),
-        "start_method": multiprocessing.get_start_method(),
+        "start_method": start_method(),
         "site": watched.watch.place,
         "identity": identify(loader),
         "optimizer_steps": runtime.optimizer_steps,
