@@ -26,6 +26,8 @@ def test_what_is_no_size(text: str) -> None:
 def test_sizes_and_times_as_people_read_them() -> None:
     assert format_bytes(153_000_000) == "153 MB"
     assert format_seconds(185) == "3 min 05 s"
+    assert format_seconds(0.00007) == "70 µs"
+    assert format_seconds(0.35) == "350 ms"
 
 
 def test_json_of_a_name_that_is_no_utf8_can_be_written_and_read(
