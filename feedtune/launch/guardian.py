@@ -59,7 +59,7 @@ def _serve(folders: Sequence[str]) -> None:
     watcher.until_driver_ends()
     killed = reaper.kill_tree(os.getpid(), mark, seconds=KILL_SECONDS, reap=watcher.reap)
     noted = set().union(*map(leftovers.noted_workers, folders))
-    leftovers.remove_leftovers(killed.pids | watcher.seen | noted, killed.held, since)
+    leftovers.remove_leftovers(killed.pids | watcher.seen | noted, killed.held | watcher.held, since)
     clean = started.scratch.remove()
     _tell(event="gone", killed=len(killed.pids), left=killed.left, scratch_left=not clean)
 
@@ -97,6 +97,8 @@ class _Watcher:
     def __init__(self, pid: int, wake: int, driver: int) -> None:
         self.pid = pid
         self.seen: set[int] = {pid}
+        self.held: set[str] = set()
+        self._new: set[int] = set()
         self._wake = wake
         self._driver = driver
 
@@ -123,8 +125,9 @@ class _Watcher:
             self._look()
 
     def _look(self) -> None:
-        """Remember the pids of the tree: a dead worker's shared memory still carries its own."""
+        """Remember the pids of the tree, and what they name: it outlives those that end by themselves."""
         waiting = [os.getpid()]
+        alive: set[int] = set()
         while waiting:
             pid = waiting.pop()
             with contextlib.suppress(OSError):
@@ -132,7 +135,12 @@ class _Watcher:
                     with open(f"/proc/{pid}/task/{task}/children") as file:
                         found = [int(word) for word in file.read().split()]
                     waiting += found
-                    self.seen |= set(found)
+                    alive |= set(found)
+        new = alive - self.seen
+        for pid in new | self._new:  # twice: at first it may not have come to its exec
+            self.held |= leftovers.named_by(pid)
+        self._new = new
+        self.seen |= new
 
     def reap(self) -> None:
         """Collect all dead children; tell the driver if the command is one of them."""

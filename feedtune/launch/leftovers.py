@@ -24,14 +24,49 @@ _FOLDER = re.compile(r"(/[^\0\n:=]*?/(?:torchelastic_|torch-shm-dir-|pymp-)\w+)"
 
 def held_by(pids: Iterable[int]) -> set[str]:
     """Paths of shared memory and temporary folders that processes hold now."""
-    sockets = _socket_paths()
+    sockets, segments = _socket_paths(), _segments()
     found: set[str] = set()
     for pid in pids:
+        found |= {segments[key] for key in _mapped(pid) if key in segments}
         for text in _texts(pid, sockets):
             found |= set(_FOLDER.findall(text))
             if text.startswith(_SHM + "/"):
                 found.add(text)
     return found
+
+
+def _segments() -> dict[tuple[int, int], str]:
+    """Device and inode -> path of everything in shared memory."""
+    found = {}
+    for entry in os.scandir(_SHM):
+        with contextlib.suppress(OSError):  # gone between listing and looking
+            status = entry.stat(follow_symlinks=False)
+            found[status.st_dev, status.st_ino] = entry.path
+    return found
+
+
+def _mapped(pid: int) -> set[tuple[int, int]]:
+    """Device and inode of what a process has mapped from shared memory.
+
+    Not the path: in its creator a semaphore is mapped under a name that glibc has removed since.
+    """
+    found = set()
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as file:
+        for line in file:
+            if _SHM in line:
+                device, inode = line.split(None, 5)[3:5]
+                major, minor = (int(part, 16) for part in device.split(":"))
+                found.add((os.makedev(major, minor), int(inode)))
+    return found
+
+
+def named_by(pid: int) -> set[str]:
+    """Temporary folders that stand in a process's environment: torchrun's, in those of its ranks."""
+    try:
+        with open(f"/proc/{pid}/environ", errors="replace") as file:
+            return set(_FOLDER.findall(file.read()))
+    except OSError:
+        return set()
 
 
 def _socket_paths() -> dict[str, str]:
@@ -44,8 +79,6 @@ def _socket_paths() -> dict[str, str]:
 def _texts(pid: int, sockets: dict[str, str]) -> list[str]:
     """Everything a process shows that can name a path."""
     texts = []
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as file:
-        texts += [line.split(None, 5)[-1].strip() for line in file if _SHM in line]
     with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", errors="replace") as file:
         texts += file.read().split("\0")
     with contextlib.suppress(OSError):

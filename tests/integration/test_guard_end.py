@@ -9,13 +9,16 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from feedtune.launch.boot import BootFolder
 from feedtune.launch.policy import default_policy
 from feedtune.launch.process import GuardedProcess
 from shard_tools.errors import BadInput
@@ -25,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DRIVER = """
 import json, os, sys, time
 from pathlib import Path
+from feedtune.launch.boot import BootFolder
 from feedtune.launch.policy import default_policy
 from feedtune.launch.process import GuardedProcess
 a = json.loads(sys.argv[1])
@@ -195,7 +199,7 @@ def test_ctrl_c_in_the_terminal_reaches_the_driver_only(trial: Trial) -> None:
     assert "KeyboardInterrupt" not in (trial.run / "log").read_text()
 
 
-def started(folder: Path, command: list[str], **options: str) -> GuardedProcess:
+def started(folder: Path, command: list[str], **options: Any) -> GuardedProcess:
     (folder / "run").mkdir(exist_ok=True)
     env = dict(os.environ)
     policy = default_policy(command, folder, env, [folder / "run"])
@@ -295,6 +299,40 @@ def test_a_missing_working_folder_is_bad_input(tmp_path: Path) -> None:
 def test_an_unknown_tier_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"magic.*overlay"):
         started(tmp_path, ["true"], tier="magic")
+
+
+@pytest.mark.parametrize("who", ["driver", "guardian"])
+def test_the_start_up_folder_ends_with_the_command(tmp_path: Path, who: str) -> None:
+    """It holds the token: also where one of the two that know of it is killed."""
+    boot = BootFolder(tmp_path / "run" / "boot", "abc", {"token": "s3cr3t"})
+    process = started(tmp_path, ["sleep", "600"], boot=boot, number=3)
+    assert '"start": 3' in (boot.path / "config.json").read_text()
+    if who == "guardian":
+        process._guardian.kill()
+    process.kill()
+    assert not boot.path.exists()
+
+
+def test_the_start_up_folder_of_a_command_that_cannot_be_started_goes(tmp_path: Path) -> None:
+    boot = BootFolder(tmp_path / "run" / "boot", "abc", {"token": "s3cr3t"})
+    with pytest.raises(BadInput, match="no-such-program"):
+        started(tmp_path, ["no-such-program"], boot=boot)
+    assert not boot.path.exists()
+
+
+def test_a_log_folder_of_a_launcher_that_has_ended_goes(tmp_path: Path) -> None:
+    """Only its ranks name it, and they are gone when the end comes."""
+    folder = Path(tempfile.mkdtemp(prefix="torchelastic_"))
+    other = Path(tempfile.mkdtemp(prefix="torchelastic_"))
+    try:
+        rank = f"TORCHELASTIC_ERROR_FILE={folder}/0/error.json sleep 2.5"
+        process = started(tmp_path, ["sh", "-c", rank])
+        assert wait_for(lambda: process.poll() is not None, 20)
+        process.kill()
+        assert not folder.exists()
+        assert other.exists()
+    finally:
+        other.rmdir()
 
 
 def test_other_shared_memory_stays(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +66,75 @@ def wait_until_gone(word: str, seconds: float = 10.0) -> list[str]:
     while (left := processes_with(word)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left
+
+
+class Footprint:
+    """What a command may leave on the machine: processes, shared memory, scratch and temporary folders.
+
+    Made before the command is started, which gets ``env``: a mark that all its processes inherit, and a
+    temporary folder of its own.
+    """
+
+    SECONDS = 5.0  # the promise, also after a SIGKILL
+
+    def __init__(self, folder: Path) -> None:
+        self._tmp = folder / "tmp"
+        self._tmp.mkdir()
+        self._mark = uuid.uuid4().hex
+        self._segments = set(os.listdir("/dev/shm"))
+        self._scratch = unlocked_scratch()
+        self.env = {"FOOTPRINT": self._mark, "TMPDIR": str(self._tmp)}
+
+    def left(self) -> list[str]:
+        """What is there now and was not before."""
+        # torch's compile cache stays in TMPDIR by design.
+        temporary = [p.name for p in self._tmp.iterdir() if not p.name.startswith("torchinductor_")]
+        return [
+            *processes_with(self._mark),
+            *orphans(set(os.listdir("/dev/shm")) - self._segments),
+            *map(str, unlocked_scratch() - self._scratch),
+            *temporary,
+        ]
+
+    def wait(self) -> list[str]:
+        """What is left when the time is over; nothing, as soon as there is nothing."""
+        deadline = time.monotonic() + self.SECONDS
+        while (left := self.left()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return left
+
+
+GENERATED = ("torch_", "sem.", "psm_", "pym-", "nccl-")
+
+
+def orphans(names: set[str]) -> set[str]:
+    """Which files of /dev/shm nobody uses: no process maps them, torch's creator (in the name) has ended."""
+    mapped: set[int] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            mapped |= {int(line.split()[4]) for line in maps.read_text().splitlines() if "/dev/shm" in line}
+    found = set()
+    for name in names:
+        if not name.startswith(GENERATED):
+            continue  # a folder that another test keeps there
+        parts = name.split("_")
+        if parts[0] == "torch" and Path(f"/proc/{parts[1]}").exists():
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            if Path(f"/dev/shm/{name}").stat().st_ino not in mapped:
+                found.add(name)
+    return found
+
+
+def unlocked_scratch() -> set[Path]:
+    """Scratch folders that no guardian holds."""
+    found = set()
+    for base in ("/var/tmp", "/tmp", "/dev/shm"):
+        for folder in Path(base).glob("*feedtune-*"):
+            try:
+                with (folder / "lock").open("rb") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue
+            found.add(folder)
+    return found

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -70,6 +71,18 @@ def test_workers_that_the_hook_has_noted(tmp_path: Path, text: str | None, pids:
     if text is not None:
         (tmp_path / "seen" / "workers").write_text(text)
     assert leftovers.noted_workers(str(tmp_path)) == pids
+
+
+def test_a_semaphore_is_its_creators_under_whatever_name() -> None:
+    """Until a spawned worker opens it, the maps of all processes show the name of a removed file."""
+    from multiprocessing.synchronize import Semaphore, SemLock
+
+    lock: SemLock = Semaphore(ctx=multiprocessing.get_context("spawn"))
+    path = f"/dev/shm/sem.{lock._semlock.name[1:]}"
+    assert os.path.exists(path)
+    assert path not in Path("/proc/self/maps").read_text()
+    assert path in leftovers.held_by([os.getpid()])
+    assert path not in leftovers.held_by([1, 4_000_001])
 
 
 def test_segments_made_before_the_tree_stay() -> None:
