@@ -8,7 +8,6 @@ the kernel has it. Standard library only, Python 3.9.
 
 from __future__ import annotations
 
-import builtins
 import errno
 import functools
 import io
@@ -17,23 +16,29 @@ import shutil
 import stat
 import subprocess
 import sys
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Optional
 
 from . import guard_libs
-from .guard_os import Calls
-from .guard_view import View, copy_file, raw
+from .guard_change import Calls
+from .guard_open import file_io_in, open_in
+from .guard_view import View, copy_file
 
 _READ = (
-    "stat", "lstat", "access", "readlink", "listdir", "scandir", "chdir", "getcwd", "getcwdb",
+    "stat", "lstat", "access", "readlink", "listdir", "scandir", "chdir", "getcwd", "getcwdb", "statvfs",
+    "getxattr", "listxattr",
 )  # fmt: skip
 _WRITE = (
-    "open", "truncate", "chmod", "chown", "lchown", "utime", "setxattr", "mkdir", "symlink", "mkfifo", "link",
-    "unlink", "rmdir", "rename", "replace",
+    "open", "truncate", "chmod", "chown", "lchown", "utime", "setxattr", "removexattr", "mkdir", "symlink",
+    "mkfifo", "mknod", "link", "unlink", "rmdir", "rename", "replace",
 )  # fmt: skip
-_FLAGS = {"r": 0, "w": os.O_CREAT | os.O_TRUNC, "a": os.O_CREAT | os.O_APPEND, "x": os.O_CREAT | os.O_EXCL}
+# Set in the environment by a rank: programs that it starts are guarded, and nothing else.
+ONLY = "FEEDTUNE_GUARD_ONLY"
+_VARIABLE = "FEEDTUNE_GUARD"
+# Modules whose functions the interpreter itself calls.
+_BELOW = ("posix", "_io")
 
 
-def install(config: Dict[str, Any]) -> None:
+def install(config: Dict[str, Any], folder: Optional[str] = None) -> None:
     """Redirect writes from now on, in this process and what it forks.
 
     Args:
@@ -41,6 +46,7 @@ def install(config: Dict[str, Any]) -> None:
             that are really written), ``protect`` (redirected even below those). Or only
             ``renames_only``: under a covered file system without privileges, where the kernel
             refuses to rename a folder that was there before.
+        folder: the start-up folder, by which programs that this one starts are guarded too.
     """
     if getattr(os, "_feedtune_guard", False):
         return
@@ -49,26 +55,34 @@ def install(config: Dict[str, Any]) -> None:
         _install_renames()
         return
     sys.dont_write_bytecode = True  # the import system writes below our hooks
+    accessor = _old_pathlib()
     view = View(config["upper"], [*config["passthrough"], *config["writable"]], list(config["protect"]))
     calls = Calls(view)
-    for name in (*_READ, *_WRITE):
-        _replace(os, name, _named(view, getattr(calls, name), getattr(os, name)))
-    _replace(os, "remove", os.unlink)
-    opener = _opener(view)
-    _replace(builtins, "open", opener)
-    _replace(io, "open", opener)
+    names = {name: getattr(os, name) for name in (*_READ, *_WRITE)}
+    changed = {id(old): _named(view, getattr(calls, name), old) for name, old in names.items()}
+    changed[id(open)] = open_in(view)
+    changed[id(io.FileIO)] = file_io_in(view)
+    changed[id(os.remove)] = changed[id(os.unlink)]
+    _keep_abilities(names, changed)
+    _rebind(changed)
     shutil._use_fd_functions = False  # type: ignore[attr-defined]
-    _popen_in_view(view)
-    _old_pathlib()
+    _popen_in_view(view, folder)
+    _rebind_methods(accessor, changed)
     guard_libs.install(view)
 
 
-def _replace(module: Any, name: str, function: Any) -> None:
-    original = getattr(module, name)
-    for group in ("supports_follow_symlinks", "supports_effective_ids"):
-        if module is os and original in getattr(os, group):
-            getattr(os, group).add(function)
-    setattr(module, name, function)
+def _rebind(changed: Dict[int, Any]) -> None:
+    """Put the new functions wherever a module that was imported before holds an old one by its own name."""
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if id(value) in changed and module.__name__ not in _BELOW:
+                setattr(module, name, changed[id(value)])
+
+
+def _keep_abilities(names: Dict[str, Any], changed: Dict[int, Any]) -> None:
+    """``os`` tells by the function itself which options it takes."""
+    for group in (os.supports_follow_symlinks, os.supports_effective_ids):
+        group |= {changed[id(old)] for old in names.values() if old in group}
 
 
 def _named(view: View, method: Callable[..., Any], original: Any) -> Callable[..., Any]:
@@ -86,51 +100,46 @@ def _named(view: View, method: Callable[..., Any], original: Any) -> Callable[..
     return call
 
 
-def _opener(view: View) -> Callable[..., Any]:
-    find, raw_open = view.find, raw.open_file
-
-    @functools.wraps(raw_open)
-    def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        if isinstance(file, int) or len(args) > 5 or kwargs.get("opener"):
-            return raw_open(file, mode, *args, **kwargs)
-        if mode[:1] == "r" and "+" not in mode:
-            target = find(file)
-            if target is file:
-                return raw_open(file, mode, *args, **kwargs)
-        else:
-            flags = next((_FLAGS[letter] for letter in mode if letter in _FLAGS), 0)
-            target = view.for_writing(file, flags | (os.O_RDWR if "+" in mode else 0))
-        # The name that the file object shows stays the one that was given.
-        try:
-            return raw_open(
-                file, mode, *args, opener=lambda _, flags: raw.open(target, flags, 0o666), **kwargs
-            )
-        except OSError as error:
-            error.filename = file
-            raise
-
-    return open
-
-
-def _popen_in_view(view: View) -> None:
-    """Start programs in a working folder that exists only in the view."""
+def _popen_in_view(view: View, folder: Optional[str]) -> None:
+    """Start programs in a working folder that exists only in the view, and under guard."""
     original = subprocess.Popen.__init__
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("cwd") is not None:
             kwargs["cwd"] = view.find(os.fspath(kwargs["cwd"]))
+        if kwargs.get("env") is not None and folder is not None:
+            kwargs["env"] = _guarded(kwargs["env"], folder)
         original(self, *args, **kwargs)
 
     subprocess.Popen.__init__ = init  # type: ignore[method-assign]
 
 
-def _old_pathlib() -> None:
-    """Until Python 3.10 pathlib keeps its own references to the functions of os."""
-    accessor = getattr(sys.modules.get("pathlib"), "_NormalAccessor", None)
-    for name in (*_READ, *_WRITE):
-        if accessor is not None and name != "open" and hasattr(accessor, name):
-            setattr(accessor, name, staticmethod(getattr(os, name)))
+def _guarded(env: Any, folder: str) -> Any:
+    """An environment of the program's own making, with what guards a Python that is started in it."""
+    paths = env.get("PYTHONPATH", "")
+    if folder in paths.split(os.pathsep) or any(isinstance(key, bytes) for key in env):
+        return env
+    ours = {"PYTHONPATH": folder + (os.pathsep + paths if paths else ""), ONLY: "1"}
+    return {**env, _VARIABLE: os.environ[_VARIABLE], **ours} if _VARIABLE in os.environ else env
+
+
+def _old_pathlib() -> Any:
+    """Until Python 3.10 a class of pathlib holds functions of os; to be asked before they are changed.
+
+    Built-in functions in a class are no methods; ours would be.
+    """
+    if sys.version_info >= (3, 11):
+        return None
+    import pathlib
+
+    return pathlib._NormalAccessor
+
+
+def _rebind_methods(holder: Any, changed: Dict[int, Any]) -> None:
+    for name, value in list(vars(holder).items()) if holder is not None else ():
+        if id(value) in changed:
+            setattr(holder, name, staticmethod(changed[id(value)]))
 
 
 def _install_renames() -> None:
@@ -151,9 +160,10 @@ def _install_renames() -> None:
 
         return rename
 
-    os.rename = falling_back(os.rename)
-    os.replace = falling_back(os.replace)
-    _old_pathlib()
+    accessor = _old_pathlib()
+    changed = {id(original): falling_back(original) for original in (os.rename, os.replace)}
+    _rebind_methods(accessor, changed)
+    _rebind(changed)
 
 
 def _same_mount(src: Any, dst: Any) -> bool:

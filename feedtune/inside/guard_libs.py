@@ -6,12 +6,12 @@ Each is patched when it gets imported, never before.
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.util
 import os
 import sys
 from typing import Any, Callable, Dict, List, Optional
+from urllib.parse import quote, unquote
 
+from . import guard_torch
 from .guard_view import View, lexists
 
 
@@ -20,7 +20,8 @@ def install(view: View) -> None:
     patches: Dict[str, Callable[[Any, View], None]] = {
         "sqlite3.dbapi2": _sqlite,
         "sqlite3": _sqlite,
-        "torch.serialization": _torch,
+        "torch": guard_torch.patch,
+        "torch.distributed": guard_torch.patch_distributed,
         "safetensors": _safetensors,
         "lmdb": _lmdb,
     }
@@ -30,7 +31,7 @@ def install(view: View) -> None:
     sys.meta_path.insert(0, _Finder(patches, view))
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     def __init__(self, patches: Dict[str, Callable[[Any, View], None]], view: View) -> None:
         self._patches = patches
         self._view = view
@@ -61,15 +62,6 @@ def _spec_of_others(own: Any, name: str, path: Any) -> Any:
     return None
 
 
-def _written(view: View, path: Any, flags: int = os.O_CREAT) -> Any:
-    """Where a library that writes a file from scratch or in place has to write."""
-    return view.for_writing(path, flags) if isinstance(path, (str, bytes, os.PathLike)) else path
-
-
-def _read(view: View, path: Any) -> Any:
-    return view.find(os.fspath(path)) if isinstance(path, (str, bytes, os.PathLike)) else path
-
-
 def _sqlite(module: Any, view: View) -> None:
     original = module.connect
     if getattr(original, "_feedtune", False):
@@ -78,53 +70,42 @@ def _sqlite(module: Any, view: View) -> None:
     @functools.wraps(original)
     def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
         text = os.fsdecode(database) if isinstance(database, (str, bytes, os.PathLike)) else ""
-        if not text or text == ":memory:" or kwargs.get("uri"):
+        options = ""
+        if kwargs.get("uri") and text.startswith("file:"):
+            text, mark, options = text[len("file:") :].partition("?")
+            text, options = unquote(text), mark + options
+        if text in ("", ":memory:") or "mode=memory" in options:
             return original(database, *args, **kwargs)
-        place = _written(view, text)
+        place = view.written(text)
         for suffix in ("-journal", "-wal"):
             if lexists(text + suffix):
-                _written(view, text + suffix)
+                view.written(text + suffix)
+        if kwargs.get("uri") and os.fsdecode(database).startswith("file:"):
+            place = "file:" + quote(place) + options
         return original(place, *args, **kwargs)
 
     connect._feedtune = True  # type: ignore[attr-defined]
     module.connect = connect
 
 
-def _torch(module: Any, view: View) -> None:
-    core = module.torch._C
-
-    class PyTorchFileWriter(core.PyTorchFileWriter):  # type: ignore[misc,name-defined]
-        def __init__(self, file: Any, *args: Any, **kwargs: Any) -> None:
-            super().__init__(_written(view, file, os.O_CREAT | os.O_TRUNC), *args, **kwargs)
-
-    class PyTorchFileReader(core.PyTorchFileReader):  # type: ignore[misc,name-defined]
-        def __init__(self, file: Any, *args: Any, **kwargs: Any) -> None:
-            super().__init__(_read(view, file), *args, **kwargs)
-
-    core.PyTorchFileWriter = PyTorchFileWriter
-    core.PyTorchFileReader = PyTorchFileReader
-    storage = module.torch.UntypedStorage
-    from_file = storage.from_file
-
-    def mapped(filename: Any, shared: bool = False, *args: Any, **kwargs: Any) -> Any:
-        place = _written(view, filename) if shared else _read(view, filename)
-        return from_file(place, shared, *args, **kwargs)
-
-    storage.from_file = staticmethod(mapped)
-
-
 def _safetensors(module: Any, view: View) -> None:
-    serialize_file, safe_open = module.serialize_file, module.safe_open
+    serialize_file, original = module.serialize_file, module.safe_open
 
     @functools.wraps(serialize_file)
     def write(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-        return serialize_file(tensors, _written(view, filename, os.O_CREAT | os.O_TRUNC), *args, **kwargs)
+        return serialize_file(tensors, view.written(filename, os.O_CREAT | os.O_TRUNC), *args, **kwargs)
 
-    @functools.wraps(safe_open)
-    def read(filename: Any, *args: Any, **kwargs: Any) -> Any:
-        return safe_open(_read(view, filename), *args, **kwargs)
+    class Kind(type):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, original)
 
-    module.serialize_file, module.safe_open = write, read
+    class safe_open(metaclass=Kind):
+        """Stays a class, since others name it in their annotations; it cannot be derived from."""
+
+        def __new__(cls, filename: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(view.read(filename), *args, **kwargs)
+
+    module.serialize_file, module.safe_open = write, safe_open
 
 
 def _lmdb(module: Any, view: View) -> None:
@@ -134,11 +115,11 @@ def _lmdb(module: Any, view: View) -> None:
     def open_environment(path: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("readonly"):
             # Its lock file would be written beside data that must not be touched.
-            return original(os.fspath(_read(view, path)), *args, **{**kwargs, "lock": False})
+            return original(os.fspath(view.read(path)), *args, **{**kwargs, "lock": False})
         names: List[str] = [""] if not kwargs.get("subdir", True) else ["/data.mdb", "/lock.mdb"]
         folder: Optional[str] = os.fsdecode(path)
         for name in names:
-            place = _written(view, "%s%s" % (folder, name))
+            place = view.written("%s%s" % (folder, name))
         return original(place[: len(place) - len(names[-1])] if names[-1] else place, *args, **kwargs)
 
     module.open = open_environment

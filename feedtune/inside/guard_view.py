@@ -277,6 +277,16 @@ class View:
         self.changed()
         return place
 
+    # -- for libraries that open a path themselves -----------------------------------------------
+
+    def written(self, path: Any, flags: int = os.O_CREAT) -> Any:
+        """Where a library that writes a file from scratch or in place has to write; no path: as it is."""
+        return self.for_writing(path, flags) if isinstance(path, (str, bytes, os.PathLike)) else path
+
+    def read(self, path: Any) -> Any:
+        """Where a library has to read a file; what is no path stays as it is."""
+        return self.find(os.fspath(path)) if isinstance(path, (str, bytes, os.PathLike)) else path
+
 
 def _shared(path: str) -> Any:
     handle = raw.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -47,7 +47,7 @@ SITECUSTOMIZE = """
 import os, json
 if os.environ.get("FEEDTUNE_GUARD"):
     from ft_guard_under_test import guard
-    guard.install(json.loads(os.environ["FEEDTUNE_GUARD"]))
+    guard.install(json.loads(os.environ["FEEDTUNE_GUARD"]), os.path.dirname(os.path.abspath(__file__)))
 """
 
 # Each function works in a folder of its own that `prepare` filled.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from feedtune.inside.guard_os import Calls
+from feedtune.inside.guard_change import Calls
 from feedtune.inside.guard_view import View
 
 
