@@ -12,7 +12,8 @@ from typing import Any
 
 from shard_tools.errors import BadInput
 
-RUN_FORMAT = "feedtune.run/1"
+RUN_FORMAT = "feedtune.rundir/1"
+RESULTS = ("feedtune.tune/1", "feedtune.run/1")  # what a result.json may hold
 _SECRET_NAME = (
     r"(?:[\w.-]*(?:token|secret|password|passwd|passphrase|api[-_.]?key|credentials?)"
     r"|(?:[\w.-]*[-_.])?(?:auth|key|pwd))(?![A-Za-z])[\w.-]*"
@@ -121,10 +122,8 @@ def read_result(run: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise BadInput(f"{path} is not JSON: {error}") from error
-    if not isinstance(document, dict) or document.get("schema") != "feedtune.tune/1":
-        raise BadInput(
-            f"{path} is no result of feedtune tune", "name the folder that a feedtune run has printed"
-        )
+    if not isinstance(document, dict) or document.get("schema") not in RESULTS:
+        raise BadInput(f"{path} is no result of feedtune", "name the folder that a feedtune run has printed")
     return document
 
 

@@ -34,9 +34,11 @@ def _root(
 
 def main() -> None:
     """Entry point of the console script."""
-    from feedtune.cli import demo, report, tune
+    from feedtune.cli import apply, demo, report, run, tune
 
     tune.register(app)
+    apply.register(app)
+    run.register(app)
     report.register(app)
     demo.register(app)
     run_app(app, "feedtune")

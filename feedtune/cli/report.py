@@ -21,11 +21,14 @@ def report(
     Example: feedtune report ~/.local/state/feedtune/runs/20260101-120000-train
     """
     from feedtune.report.terminal import print_tune
+    from feedtune.report.watched import print_run
     from feedtune.rundir import read_result
     from shard_tools.console import print_json
 
     document = read_result(run)
     if as_json:
         print_json(document)
+    elif document["schema"] == "feedtune.run/1":
+        print_run(document)
     else:
         print_tune(document)

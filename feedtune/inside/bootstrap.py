@@ -22,7 +22,9 @@ def start(folder: str) -> None:
     if guard:
         from . import guard as write_guard
 
-        write_guard.install(json.loads(guard))
+        write_guard.install(json.loads(guard), folder)
+        if os.environ.get(write_guard.ONLY):
+            return  # a rank has started this program: it is no rank, and writes as little for real
     sys.meta_path.insert(0, _Finder(config))
 
 

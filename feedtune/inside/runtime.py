@@ -176,6 +176,9 @@ class Runtime:
     def _leave_no_variables(self) -> None:
         """What this rank starts from now on (helpers, spawned workers) knows nothing of us."""
         os.environ.pop("FEEDTUNE_RUN_ID", None)
+        if os.environ.get("FEEDTUNE_GUARD"):  # redirected by Python code: in what this rank starts, too
+            os.environ["FEEDTUNE_GUARD_ONLY"] = "1"
+            return
         folder = self.config["folder"]
         rest = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p != folder]
         if any(rest):

@@ -13,16 +13,36 @@ from .signs import mark
 from .swap import shut_down
 
 
-class Watched:
+class Iteration:
+    """One pass of a loop over a watched loader: its batches, and in which gaps between them it trained."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self.delivered = 0
+        self._steps_at_last: int | None = None
+
+    def entered(self, optimizer_steps: int) -> None:
+        """The loop asks for the next batch, after so many optimizer steps of the process."""
+        if self._steps_at_last is not None and optimizer_steps > self._steps_at_last:
+            self.watch.trained += 1
+
+    def returned(self, optimizer_steps: int, wait_s: float) -> None:
+        """The loop has got it, after so many seconds."""
+        if self.delivered:
+            self.watch.wait_s += wait_s  # the first batch pays for starting workers
+        self.delivered += 1
+        self.watch.batches += 1
+        self._steps_at_last = optimizer_steps
+
+
+class Watched(Iteration):
     """An ordinary loader iterator, with each batch counted; the loop cannot tell the difference."""
 
     def __init__(self, runtime: Any, watch: Watch, loader: Any, iterate: Callable[[Any], Any]) -> None:
+        super().__init__(watch)
         self.runtime = runtime
-        self.watch = watch
         self.loader = loader
-        self.delivered = 0
         self._view: View | None = None
-        self._steps_at_last: int | None = None
         self._inner = _iterate_recorded(loader, iterate)
         mark(runtime.config["folder"], "iterated")
 
@@ -39,8 +59,7 @@ class Watched:
         if self._view is not None:
             return next(self._view)
         runtime = self.runtime
-        if self._steps_at_last is not None and runtime.optimizer_steps > self._steps_at_last:
-            self.watch.trained += 1
+        self.entered(runtime.optimizer_steps)
         if runtime.wants(self.watch):
             self._view = runtime.take_over(self)
             if self._view is not None:
@@ -49,11 +68,7 @@ class Watched:
             runtime.machine.pause("eval")
         start = time.monotonic()
         batch = next(self._inner)
-        if self.delivered:
-            self.watch.wait_s += time.monotonic() - start  # the first batch pays for starting workers
-        self.delivered += 1
-        self.watch.batches += 1
-        self._steps_at_last = runtime.optimizer_steps
+        self.returned(runtime.optimizer_steps, time.monotonic() - start)
         feed = self.feed()
         if feed is not None:
             feed.deliver(self._inner)

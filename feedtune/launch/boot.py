@@ -104,8 +104,12 @@ class BootFolder:
 
     def error(self) -> str:
         """What went wrong in our start-up code in the command's interpreters; empty if nothing did."""
+        return self.sign("error")
+
+    def sign(self, name: str) -> str:
+        """What processes of the command have noted under a name; empty if nothing."""
         self.keep_signs()
-        return self._signs.get("error", "").strip()
+        return self._signs.get(name, "").strip()
 
     def keep_signs(self) -> None:
         """Read the signs now: the guardian removes the folder at the command's end."""

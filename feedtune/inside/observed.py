@@ -1,0 +1,309 @@
+"""The hook of ``feedtune run``: it watches the training loader and changes nothing.
+
+The loop gets torch's own iterator; only ``__next__`` of its class is wrapped, and unwrapped again once
+enough steps were seen. Nothing here keeps a loader, an iterator or a dataset alive.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from .exits import at_exit
+from .identity import Watch, length_of, shape_of
+from .runtime import _STEPS_TO_TRUST, Runtime, _describe, _rank
+from .signs import mark, note
+from .stepfile import Row, StepFile
+from .watched import Iteration
+
+_EARLY = 1024  # steps kept of each loader until it is known whether it trains
+_PASSING = ("number", "trained", "optimizer_steps", "open_files", "nofile", "cuda")  # of that moment only
+_SILENT = 16  # so many steps with another loader, and none with the first: training goes on with that one
+
+
+class LightWatch(Watch):
+    """A loader identity that holds no dataset, and its latest steps while it is not known to train."""
+
+    def __init__(self, key: tuple[Any, ...], dataset: Any, number: int) -> None:
+        self._dataset: weakref.ref[Any] | None = None
+        super().__init__(key, dataset, number)
+        self.about: dict[str, Any] = {}
+        self.early: deque[Row] = deque(maxlen=_EARLY)
+        self.last_s = float("-inf")  # when it last delivered a batch
+        self.iterations = 0
+        self.first_s = 0.0  # seconds that first batches took, the iterator's making included
+        self.seen_at = 0  # the training loader's steps when this one last delivered
+        self.alone = 0  # training steps with this loader since then
+
+    def adopt(self, dataset: Any) -> None:
+        """Remember which dataset it is, and of what kind."""
+        self._kind = (type(dataset), length_of(dataset))
+        try:
+            self._dataset = weakref.ref(dataset)
+        except TypeError:  # a list
+            self._dataset = None
+
+    def reads_like(self, dataset: Any) -> bool:
+        """Whether a dataset is the known one, which may have grown, or one of its kind."""
+        if self._dataset is not None and self._dataset() is dataset:
+            return True
+        return self._kind == (type(dataset), length_of(dataset))
+
+    def summary(self) -> dict[str, Any]:
+        """What is said of a loader that is not the recorded one."""
+        return {
+            "site": self.place,
+            "dataset": self.about.get("dataset"),
+            "trains": self.trained >= _STEPS_TO_TRUST,
+            "batches": self.batches,
+            "iterations": self.iterations,
+            "wait_s": round(self.wait_s, 6),
+            "first_s": round(self.first_s, 6),
+        }
+
+
+class _Pass(Iteration):
+    """One iteration, as noted in torch's iterator."""
+
+    watch: LightWatch
+
+    def __init__(self, watch: LightWatch, made_s: float) -> None:
+        super().__init__(watch)
+        self.made_s = made_s
+
+
+class _Sight:
+    """A loader for ``_describe``: as ``Watched`` shows it, without anything in its way."""
+
+    def __init__(self, loader: Any, watch: Watch) -> None:
+        self.loader = loader
+        self.watch = watch
+
+    def feed(self) -> Any:
+        """Something with an ``epoch_length``; ``None`` for iterable data."""
+        from torch.utils.data import IterableDataset
+
+        return None if isinstance(self.loader.dataset, IterableDataset) else self
+
+    @property
+    def epoch_length(self) -> int | None:
+        """Batches of an epoch."""
+        return length_of(self.loader._index_sampler)
+
+
+class Observer(Runtime):
+    """Process-wide state of the hook that only watches.
+
+    Args:
+        config: the start-up folder's configuration.
+        module: torch's dataloader module.
+    """
+
+    watch_class = LightWatch
+
+    def __init__(self, config: dict[str, Any], module: Any) -> None:
+        super().__init__(config, module.DataLoader)
+        self._file: StepFile | None = None
+        self._about: dict[str, Any] = {}
+        self._training: LightWatch | None = None
+        self._recorded: list[LightWatch] = []
+        self._pause = ("", float("-inf"))  # latest save
+        self._other: tuple[LightWatch | None, float] = (None, float("-inf"))  # latest batch without training
+        self._step_thread: int | None = None
+        self._iterator_class = module._BaseDataLoaderIter
+        self._fetch = self._iterator_class.__next__
+        self._wrap()
+
+    def _wrap(self) -> None:
+        fetch = self._fetch
+
+        @functools.wraps(fetch)
+        def __next__(iterator: Any) -> Any:
+            enter_s = time.monotonic()
+            batch = fetch(iterator)
+            return_s = time.monotonic()
+            found = iterator.__dict__.get("_feedtune_pass")
+            if found is not None and self.armed:
+                self._safely(self._got, found, enter_s, return_s)
+            return batch
+
+        self._iterator_class.__next__ = __next__
+
+    def loader_made(self) -> None:
+        """First loader of the process: see which thread steps the optimizer."""
+        if self._hooked:
+            return
+        super().loader_made()
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        def stepped(*_: Any) -> None:
+            self._step_thread = threading.get_ident()
+
+        register_optimizer_step_post_hook(stepped)
+
+    def iterate(self, loader: Any, iterate: Callable[[Any], Any]) -> Any:
+        """What ``iter(loader)`` gives to the loop: what it always gives."""
+        begun = time.monotonic()
+        iterator = iterate(loader)
+        made_s = time.monotonic() - begun
+        if isinstance(iterator, self._iterator_class):
+            self._safely(self._iterated, loader, iterator, made_s)
+        return iterator
+
+    def _safely(self, call: Callable[..., None], *values: Any) -> None:
+        """Whatever is wrong with watching, the training goes on; what was wrong is told at the end."""
+        try:
+            call(*values)
+        except Exception as error:  # noqa: BLE001
+            self._detach()
+            note(self.config["folder"], "stopped", f"{type(error).__name__}: {error}")
+
+    def _iterated(self, loader: Any, iterator: Any, made_s: float) -> None:
+        mark(self.config["folder"], "iterated")
+        self._part(loader)
+        watch = self._watch(loader)
+        assert isinstance(watch, LightWatch)
+        if not watch.about:
+            watch.about = _describe(_Sight(loader, watch), self)  # type: ignore[arg-type]  # its two faces
+        # A loop often holds nothing but the iterator.
+        alive = [ref for ref in watch.loaders if ref() not in (None, iterator)]
+        watch.loaders = [*alive, weakref.ref(iterator)]
+        iterator.__dict__["_feedtune_pass"] = _Pass(watch, made_s)
+
+    def _part(self, loader: Any) -> None:
+        """No dataset is held, so another one can lie where a known one was; its loader is another, too."""
+        key = (*shape_of(loader), id(loader.dataset))
+        watch = self._watches.get(key)
+        if watch is not None and not watch.reads_like(loader.dataset):
+            del self._watches[key]
+            self._watches["parted", watch.number] = watch
+
+    def pause(self, tag: str) -> None:
+        """``torch.save`` is called."""
+        self._pause = (tag, time.monotonic())
+
+    def _got(self, found: _Pass, enter_s: float, return_s: float) -> None:
+        """The loop has got a batch."""
+        watch = found.watch
+        first = found.delivered == 0
+        trained = watch.trained
+        found.entered(self.optimizer_steps)
+        found.returned(self.optimizer_steps, return_s - enter_s)
+        if first:
+            watch.iterations += 1
+            watch.first_s += found.made_s + return_s - enter_s
+        row = (enter_s, return_s, self._tag(watch, first), found.made_s if first else None)
+        watch.last_s = return_s
+        if watch is self._training:
+            self._record(row)
+            return
+        watch.early.append(row)
+        if not watch.trained:
+            self._other = (watch, return_s)
+        if self._becomes_training(watch, watch.trained > trained):
+            self._record_early(watch)
+
+    def _tag(self, watch: LightWatch, first: bool) -> str | None:
+        """Why the time since this loader's last batch was no training."""
+        other, other_s = self._other
+        if other is watch:
+            other_s = float("-inf")
+        tag, pause_s = self._pause
+        if max(other_s, pause_s) > watch.last_s > float("-inf"):
+            return "eval" if other_s > pause_s else tag
+        return "epoch" if first and watch.batches > 1 else None
+
+    def _becomes_training(self, watch: LightWatch, trained: bool) -> bool:
+        """Whether this is the loader to record from now on."""
+        before = self._training
+        if before is None:
+            return self.wants(watch) and not self._has_rival(watch)
+        steps = before.batches
+        watch.alone = watch.alone + trained if watch.seen_at == steps else int(trained)
+        watch.seen_at = steps
+        gone = not before.has_other_than(None)
+        return watch.trained >= _STEPS_TO_TRUST and (gone or watch.alone >= _SILENT)
+
+    def _has_rival(self, watch: LightWatch) -> bool:
+        """Of loaders that train in turns (GAN), the one that is waited for longer is recorded."""
+        since = watch.early[-2][0] if len(watch.early) > 1 else 0.0
+        return any(
+            other.trained and other.wait_s > watch.wait_s and other.last_s > since
+            for other in self._all()
+            if other is not watch
+        )
+
+    def _all(self) -> list[LightWatch]:
+        found = {id(watch): watch for watch in self._watches.values()}
+        return [watch for watch in found.values() if isinstance(watch, LightWatch)]
+
+    def _record_early(self, watch: LightWatch) -> None:
+        """Take over a loader with the steps that are known of it already."""
+        before, self._training = self._training, watch
+        self._recorded.append(watch)
+        if self._file is None:
+            self._claim()
+        rows = [row for row in watch.early if before is None or row[0] > before.last_s]
+        watch.early.clear()
+        for enter_s, return_s, tag, made_s in rows:
+            moved, before = before is not None, None
+            self._record((enter_s, return_s, tag or ("restart" if moved else None), made_s))
+
+    def _claim(self) -> None:
+        """This process is a rank."""
+        assert self._training is not None
+        rank, world = _rank()
+        self._file = StepFile(self.config["records"], rank)
+        import torch
+
+        self._about = {
+            "rank": rank,
+            "world": world,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "cuda": torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]  # torch's own gap
+            "own_thread": self._step_thread in (None, threading.get_ident()),
+            "missed": self._training.batches - len(self._training.early),
+            "loader": {name: v for name, v in self._training.about.items() if name not in _PASSING},
+        }
+        self._file.describe(self._about)
+        self._leave_no_variables()
+        at_exit(self._finish)
+
+    def _record(self, row: Row) -> None:
+        if self._file is None or not self.armed:
+            return
+        self._file.add(row)
+        limit = self.config.get("steps")
+        if limit is not None and self._file.steps >= limit:
+            self._finish()
+            self._detach()
+
+    def _finish(self) -> None:
+        """Write what is left, and what other loaders there were."""
+        if self._file is None or not self.armed:
+            return
+        others = [watch.summary() for watch in self._all() if watch not in self._recorded]
+        self._safely(self._file.flush)
+        self._safely(self._file.describe, {**self._about, "others": others})
+
+    def _detach(self) -> None:
+        """Watch no longer: the class is as torch made it, and nothing more is recorded."""
+        self.armed = False
+        self._iterator_class.__next__ = self._fetch
+
+    def _forked(self) -> None:
+        """A child of a rank is a worker or a helper; any other may become a rank itself."""
+        for watch in self._all():
+            watch.early.clear()
+        if self._file is not None:
+            self._file.drop()
+            self._file = None
+            self.armed = False

@@ -1,0 +1,115 @@
+"""``feedtune.run/1``: made from what ranks have written, valid under its schema, printed as it is."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from feedtune.report.watched import print_run
+from feedtune.trials.observe import SCHEMA, read_trainings, reading, training
+
+RUN_SCHEMA = json.loads((files("feedtune") / "docs" / "schemas" / "feedtune.run-1.json").read_text())
+LOADER = {
+    "site": "/home/me/[a]/train.py:7", "dataset": "Photos", "num_workers": 2, "prefetch_factor": 2,
+    "pin_memory": True, "batch_size": 8,
+    "identity": {"frames": [["/home/me/train.py", 7]], "dataset": "Photos", "sampler": "S", "batch_size": 8},
+}  # fmt: skip
+OTHER = {
+    "site": "/home/me/val.py:9", "dataset": "Photos", "trains": False, "batches": 40, "iterations": 4,
+    "wait_s": 0.5, "first_s": 6.0,
+}  # fmt: skip
+
+
+def write_rank(folder: Path, rank: int, steps: int, part: int = 1, **about) -> None:
+    name = f"rank{rank}" if part == 1 else f"rank{rank}.{part}"
+    values = {
+        "rank": rank, "world": 2, "pid": 100 + rank, "host": "node", "cuda": True, "own_thread": True,
+        "missed": 0, "loader": LOADER, "others": [OTHER],
+    }  # fmt: skip
+    (folder / f"{name}.json").write_text(json.dumps({**values, **about}))
+    lines = [[0, 10.0, 12.0, None, 1.5], *([step, 12.0 + step, 12.25 + step] for step in range(1, steps))]
+    if steps > 50:
+        lines[50].append("eval")
+    (folder / f"steps.{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def document(folder: Path, **changes) -> dict:
+    trainings = [training(number, ranks) for number, ranks in sorted(read_trainings(folder).items())]
+    values = {
+        "schema": SCHEMA, "machine": {"hostname": "node", "cores": 2}, "command": ["python"], "run": "/r/[x]",
+        "exit_code": 0, "seconds": 100.0, "steps_asked": None, "trainings": trainings, "note": None,
+        "reading": reading(trainings),
+    }  # fmt: skip
+    found = {**values, **changes}
+    errors = [f"{e.json_path}: {e.message}" for e in Draft202012Validator(RUN_SCHEMA).iter_errors(found)]
+    assert not errors
+    return found
+
+
+def test_two_ranks(tmp_path: Path, capsys) -> None:
+    write_rank(tmp_path, 0, 90)
+    write_rank(tmp_path, 1, 91, others=None)
+    with (tmp_path / "steps.rank1.jsonl").open("a") as file:
+        file.write("[91,123.")  # it was killed meanwhile
+    found = document(tmp_path)
+    (one,) = found["trainings"]
+    assert one["world_size"] == 2
+    assert [rank["steps"] for rank in one["ranks"]] == [90, 91]
+    assert one["job"]["steps"] == 90
+    assert one["job"]["rate"] == pytest.approx(1.0)
+    assert one["job"]["waits"]["share"] == pytest.approx(0.25)
+    assert one["job"]["excluded"]["eval"]["count"] == 1
+    assert one["ranks"][1]["others"] is None
+    print_run(found)
+    out = capsys.readouterr().out
+    for word in ("/home/me/[a]/train.py:7", "rank 0", "rank 1", "job", "25.0%", "250 ms", "/r/[x]"):
+        assert word in out
+    assert "apart: first batches 3.5 s (1x), evaluation 0 µs (1x)" in out
+    assert "other loader (no training): Photos at /home/me/val.py:9, 40 batches in 4 iterations" in out
+    assert "Under DDP" in out
+    assert "On a GPU" in out
+
+
+def test_ranks_that_were_started_anew_are_another_training(tmp_path: Path, capsys) -> None:
+    for part in (1, 2):
+        for rank in (0, 1):
+            write_rank(tmp_path, rank, 60, part)
+    found = document(tmp_path)
+    assert [one["number"] for one in found["trainings"]] == [1, 2]
+    print_run(found)
+    assert "training 2" in capsys.readouterr().out
+
+
+def test_one_process_says_nothing_of_ddp(tmp_path: Path, capsys) -> None:
+    write_rank(tmp_path, 0, 60, world=1, cuda=False, own_thread=False)
+    found = document(tmp_path)
+    assert found["trainings"][0]["job"]["waits"] is None
+    assert "Under DDP" not in found["reading"]
+    assert "On a GPU" not in found["reading"]
+    assert "feedtune tune" in found["reading"]
+    print_run(found)
+    out = capsys.readouterr().out
+    assert "job" not in out.replace("the job's speed", "").replace("job's", "")
+
+
+def test_a_rank_without_steps_is_none(tmp_path: Path, capsys) -> None:
+    write_rank(tmp_path, 0, 60)
+    (tmp_path / "steps.rank0.jsonl").write_text("")
+    found = document(tmp_path, note="no training was seen: it never made a torch DataLoader")
+    assert found["trainings"] == []
+    print_run(found)
+    assert "never made" in capsys.readouterr().out
+
+
+def test_a_loop_that_pauses_at_every_batch_has_no_rate(tmp_path: Path, capsys) -> None:
+    write_rank(tmp_path, 0, 4)
+    lines = [[step, 10.0 + step, 10.5 + step, "epoch" if step else None, 0.25] for step in range(9)]
+    (tmp_path / "steps.rank0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = document(tmp_path)
+    assert found["trainings"][0]["job"]["rate"] is None
+    print_run(found)
+    assert "no rate" in capsys.readouterr().out

@@ -1,0 +1,708 @@
+"""``feedtune run`` and ``feedtune apply``: the training is the user's real one, and stays as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jsonschema
+import pytest
+from tuning import BIN, FEEDTUNE, SCRIPTS, environment, feedtune, result_of, wait_until_gone
+
+import feedtune as package
+
+SCHEMAS = Path(package.__file__).parent / "docs" / "schemas"
+RECEIVED = SCRIPTS / "received.py"
+SIGNALLED = SCRIPTS / "signalled.py"
+TORCHRUN = [BIN / "torchrun", "--standalone", "--nproc_per_node=2", RECEIVED, "distributed"]
+NOT_FOUND = "no DataLoader like the tuned one"
+
+
+def received(logs: Path, rank: int = 0) -> dict[str, dict]:
+    lines = (logs / f"received.rank{rank}").read_text().splitlines()
+    return {line["kind"]: line for line in map(json.loads, lines)}
+
+
+def tuned(folder: Path, identity: dict, **settings) -> Path:
+    """A run folder as a tuning leaves it, with settings for a loader."""
+    values = {"num_workers": 2, "prefetch_factor": 2, "pin_memory": False, **settings}
+    document = {
+        "schema": "feedtune.tune/1",
+        "outcome": "gain",
+        "gain": {"ratio": 2.0, "low": 1.9, "high": 2.1},
+        "best": {"settings": values},
+        "loader": {"identity": identity},
+        "command": ["python", "train.py"],
+        "verdict": "",
+    }
+    folder.mkdir()
+    (folder / "result.json").write_text(json.dumps(document))
+    return folder
+
+
+def identity_of(run: Path) -> dict:
+    return result_of(run)["trainings"][0]["loader"]["identity"]
+
+
+def script(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+class Training:
+    """Bare, watched and applied starts of one script, each in a folder of its own."""
+
+    def __init__(self, base: Path, command: list) -> None:
+        self.base = base
+        self.command = command
+        self.done: dict[str, subprocess.CompletedProcess[str]] = {}
+
+    def place(self, name: str) -> Path:
+        folder = self.base / name
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def start(self, name: str, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run the command behind some words, and keep what came of it."""
+        folder = self.place(name)
+        self.done[name] = subprocess.run(
+            [str(word) for word in (*words, *self.command)],
+            cwd=folder,
+            env=environment(LOGS=str(folder), OMP_NUM_THREADS="1", **env),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        return self.done[name]
+
+    @property
+    def run(self) -> Path:
+        """The run folder of the watched start."""
+        return self.base / "watched.run"
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory) -> Training:
+    kinds = ["map", "generator", "iterable"]
+    training = Training(tmp_path_factory.mktemp("single"), [sys.executable, RECEIVED, *kinds])
+    training.start("bare", WORKERS="2")
+    training.start("watched", *FEEDTUNE, "run", "--out", training.run, "--", WORKERS="2")
+    return training
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory) -> Training:
+    training = Training(tmp_path_factory.mktemp("two"), TORCHRUN)
+    training.start("watched", *FEEDTUNE, "run", "--out", training.run, "--")
+    return training
+
+
+def test_run_leaves_what_the_loop_receives(single: Training) -> None:
+    assert received(single.place("watched")) == received(single.place("bare"))
+    assert received(single.place("watched"))["map"]["iterator"] == "_MultiProcessingDataLoaderIter"
+
+
+def test_run_reports_on_stderr_and_leaves_stdout_and_saves(single: Training) -> None:
+    done, document = single.done["watched"], result_of(single.run)
+    jsonschema.validate(document, json.loads((SCHEMAS / "feedtune.run-1.json").read_text()))
+    (training,) = document["trainings"]
+    assert done.stdout == f"pid {training['ranks'][0]['pid']}\n"
+    assert "rank 0" in done.stderr
+    assert document["reading"].split()[0] in done.stderr
+    assert training["job"]["steps"] == 22 + 22 + 24  # two epochs of each; workers split the stream unevenly
+    assert training["job"]["first"]["count"] == 6
+    assert (
+        training["job"]["excluded"]["save"]["count"] == 4
+    )  # the last one of a kind ends nothing or restarts
+    saved = {path.name for path in single.place("watched").glob("*.pt")}
+    assert saved == {"map.0.pt", "generator.0.pt", "iterable.0.pt"}
+    assert {path.name for path in single.run.iterdir()} == {
+        "result.json", "run.json", "rank0.json", "steps.rank0.jsonl",
+    }  # fmt: skip
+
+
+def test_apply_gives_the_same_batches_with_other_settings(single: Training, tmp_path: Path) -> None:
+    """Map-style data: the same indices in order, and no generator is moved on."""
+    run = tuned(tmp_path / "run", identity_of(single.run), num_workers=3)
+    done = single.start("applied", *FEEDTUNE, "apply", run, "--")
+    bare, got = received(single.place("bare")), received(single.place("applied"))
+    for kind in ("map", "generator"):
+        assert got[kind]["workers"] == 3
+        assert {**got[kind], "workers": 2} == bare[kind]
+    assert got["iterable"]["workers"] == 0  # another loader, at the same line
+    assert done.stderr.count("feedtune apply: num_workers=3") == 1
+    assert "(was num_workers=0" in done.stderr
+    assert NOT_FOUND not in done.stderr
+    assert (single.place("applied") / "map.0.pt").exists()
+
+
+def test_run_follows_two_ranks(two_ranks: Training) -> None:
+    (training,) = result_of(two_ranks.run)["trainings"]
+    assert training["world_size"] == 2
+    assert [rank["rank"] for rank in training["ranks"]] == [0, 1]
+    assert all(rank["steps"] == 12 for rank in (*training["ranks"], training["job"]))
+    assert "Under DDP" in two_ranks.done["watched"].stderr
+
+
+def test_apply_reaches_two_ranks_and_says_so_once(two_ranks: Training, tmp_path: Path) -> None:
+    run = tuned(tmp_path / "run", identity_of(two_ranks.run))
+    done = two_ranks.start("applied", *FEEDTUNE, "apply", run, "--")
+    for rank in (0, 1):
+        got, watched = (received(two_ranks.place(name), rank) for name in ("applied", "watched"))
+        assert got["distributed"]["workers"] == 2
+        assert got["distributed"]["iterator"] == "_MultiProcessingDataLoaderIter"
+        for same in ("hash", "states"):
+            assert got["distributed"][same] == watched["distributed"][same]
+        assert (two_ranks.place("applied") / f"distributed.{rank}.pt").exists()
+    assert done.stderr.count("feedtune apply:") == 1
+
+
+@pytest.mark.slow
+def test_run_leaves_what_two_ranks_receive(two_ranks: Training) -> None:
+    two_ranks.start("bare")
+    for rank in (0, 1):
+        watched, bare = (received(two_ranks.place(name), rank) for name in ("watched", "bare"))
+        assert watched == bare
+
+
+@pytest.mark.slow
+def test_apply_gives_an_iterable_the_same_batches_at_its_own_worker_count(tmp_path: Path) -> None:
+    training = Training(tmp_path, [sys.executable, RECEIVED, "iterable"])
+    training.start("bare", WORKERS="2")
+    training.start("watched", *FEEDTUNE, "run", "--out", training.run, "--", WORKERS="2")
+    run = tuned(tmp_path / "run", identity_of(training.run), prefetch_factor=4)
+    done = training.start("applied", *FEEDTUNE, "apply", run, "--", WORKERS="2")
+    assert "set on the DataLoader" in done.stderr
+    assert received(training.place("applied")) == received(training.place("bare"))
+
+
+@pytest.fixture(scope="module")
+def some_run(tmp_path_factory) -> Path:
+    """Settings for a loader that nothing here makes."""
+    identity = {"frames": [["/a/train.py", 3]], "dataset": "Photos", "sampler": "S", "batch_size": 8}
+    return tuned(tmp_path_factory.mktemp("some") / "run", identity)
+
+
+@pytest.fixture(params=["run", "apply"])
+def mode(request, some_run: Path, tmp_path: Path) -> list[str]:
+    """The words in front of a command."""
+    if request.param == "run":
+        return [*FEEDTUNE, "run", "--out", str(tmp_path / "watched"), "--"]
+    return [*FEEDTUNE, "apply", str(some_run), "--"]
+
+
+def started(words: list, **env: str) -> tuple[subprocess.Popen[str], int]:
+    """A command that has said its PID."""
+    process = subprocess.Popen(
+        [str(word) for word in words],
+        env=environment(**env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+def as_shells_say(code: int) -> int:
+    return 128 - code if code < 0 else code
+
+
+@pytest.mark.parametrize(
+    ("sent", "catches"),
+    [("SIGTERM", ()), ("SIGTERM", ("SIGTERM",)), ("SIGUSR1", ("SIGUSR1",)), ("SIGINT", ("SIGINT",))],
+)
+def test_signals_reach_the_command_once_and_its_end_is_ours(mode: list[str], sent: str, catches) -> None:
+    command = [sys.executable, SIGNALLED, *catches]
+    ends = []
+    for words in (command, [*mode, *command]):
+        process, _ = started(words, EXIT="7")
+        process.send_signal(getattr(signal, sent))
+        out, err = process.communicate(timeout=30)
+        assert "Traceback" not in err
+        ends.append((as_shells_say(process.returncode), out))
+    assert ends[0] == ends[1]
+    assert ends[0] == ((7, f"{sent}\n") if catches else (143, ""))
+
+
+def test_apply_is_the_same_process(some_run: Path) -> None:
+    process, pid = started([*FEEDTUNE, "apply", some_run, "--", sys.executable, SIGNALLED, "SIGUSR1"])
+    assert pid == process.pid
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_ctrl_c_in_a_terminal_comes_once(tmp_path: Path) -> None:
+    """The terminal signals the whole foreground group: feedtune must not hand its own on."""
+    code = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    words = [*FEEDTUNE, "run", "--out", str(tmp_path / "run"), "--", sys.executable, str(SIGNALLED), "SIGINT"]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        env=environment(EXIT="7"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        process.stdin.write(b"\x03")
+        process.stdin.flush()
+        said += b"".join(process.stdout)
+    assert process.returncode == 7, said
+    assert said.count(b"SIGINT") == 1
+    assert result_of(tmp_path / "run")["exit_code"] == 7
+
+
+def test_sigkill_of_feedtune_lets_the_training_go_on(tmp_path: Path) -> None:
+    words = [*FEEDTUNE, "run", "--out", tmp_path / "run", "--", sys.executable, SIGNALLED, "SIGUSR2"]
+    process, pid = started(words)
+    process.kill()
+    process.wait()
+    os.kill(pid, signal.SIGUSR2)
+    assert process.stdout is not None
+    assert process.stdout.read() == "SIGUSR2\n"
+    process.communicate()
+    assert not wait_until_gone(str(tmp_path / "run"))
+
+
+def test_standard_input_is_the_commands(mode: list[str]) -> None:
+    done = subprocess.run([*mode, "cat"], input="given", capture_output=True, text=True, check=True)
+    assert done.stdout == "given"
+
+
+def test_a_pipe_that_closes_ends_the_command_as_it_always_does(mode: list[str]) -> None:
+    """Python ignores SIGPIPE, and a command would inherit that."""
+    bare = subprocess.run(["sh", "-c", "kill -PIPE $$"], check=False).returncode
+    done = subprocess.run([*mode, "sh", "-c", "kill -PIPE $$"], capture_output=True, check=False)
+    assert as_shells_say(done.returncode) == as_shells_say(bare) == 128 + signal.SIGPIPE
+
+
+def test_the_scripts_own_sitecustomize_is_run(mode: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "sitecustomize.py").write_text("import builtins\nbuiltins.MINE = 'mine'\n")
+    done = subprocess.run(
+        [*mode, sys.executable, "-c", "import sys; print(MINE, any('_feedtune' in m for m in sys.modules))"],
+        env=environment(PYTHONPATH=str(tmp_path / "mine")),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "mine True\n"
+
+
+OTHER_LOADERS = """
+    import os, subprocess, sys
+    import torch
+    from torch.utils.data import DataLoader
+
+    class Numbers(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            if index == 0:
+                DataLoader([1, 2])
+            return index
+
+    loader = DataLoader(Numbers(), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+    if __name__ == "__main__":
+        assert len(list(loader)) == 2
+        subprocess.run([sys.executable, "-c", "import torch.utils.data"], check=True)
+"""
+
+
+def test_a_loader_that_does_not_come_is_told_once(some_run: Path, tmp_path: Path) -> None:
+    """Not by spawned workers, which make the script's loaders again, nor by what is made inside them."""
+    path = script(tmp_path, OTHER_LOADERS)
+    done = feedtune("apply", some_run, "--", sys.executable, path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.count("feedtune apply:") == 1
+    assert f"{NOT_FOUND} (/a/train.py:3, dataset Photos, batch size 8) was made" in done.stderr
+
+
+def test_a_command_that_makes_no_loader_is_told_nothing(some_run: Path, tmp_path: Path) -> None:
+    done = feedtune("apply", some_run, "--", sys.executable, "-c", "print(1)", cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+REFUSING = """
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Strict(DataLoader):
+        def __setattr__(self, name, value):
+            if getattr(self, "done", False):
+                raise AttributeError(name)
+            super().__setattr__(name, value)
+
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.done = True
+
+    def make():
+        return Strict(
+            list(range(8)), 4, num_workers=1, timeout=9, persistent_workers=True,
+            multiprocessing_context="fork", prefetch_factor=3,
+        )
+
+    loader = make()
+    assert [batch.tolist() for _ in range(2) for batch in loader] == 2 * [[0, 1, 2, 3], [4, 5, 6, 7]]
+    again = {name: getattr(loader, name) for name in (
+        "num_workers", "prefetch_factor", "timeout", "persistent_workers", "multiprocessing_context")}
+    print(again)
+    DataLoader(loader.dataset, **again)  # as libraries do
+"""
+
+
+def test_no_workers_take_away_what_torch_refuses_without_them(tmp_path: Path) -> None:
+    path = script(tmp_path, REFUSING)
+    lines = path.read_text().splitlines()
+    frames = [
+        [str(path), 1 + next(i for i, line in enumerate(lines) if word in line)]
+        for word in ("super().__init__(*args", "return Strict(", "loader = make()")
+    ]
+    identity = {
+        "frames": frames, "dataset": "list", "sampler": "BatchSampler(SequentialSampler)", "batch_size": 4,
+    }  # fmt: skip
+    run = tuned(tmp_path / "run", identity, num_workers=0, prefetch_factor=None)
+    done = feedtune("apply", run, "--", sys.executable, path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (
+        "{'num_workers': 0, 'prefetch_factor': None, 'timeout': 0, 'persistent_workers': False, "
+        "'multiprocessing_context': None}\n"
+    )
+
+
+@pytest.mark.parametrize("missing", ["best", "loader", "gain"])
+def test_a_result_that_is_not_whole(missing: str, some_run: Path, tmp_path: Path) -> None:
+    document = result_of(some_run)
+    del document[missing]
+    (tmp_path / "result.json").write_text(json.dumps(document))
+    done = feedtune("apply", tmp_path / "result.json", "--", "true", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"is not whole (KeyError('{missing}'))" in done.stderr
+
+
+def test_without_a_gain_the_users_own_settings_are_applied_and_that_is_said(
+    some_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(some_run, tmp_path / "run")
+    document = result_of(some_run)
+    changed = {**document, "outcome": "no_gain", "gain": None}
+    (tmp_path / "run" / "result.json").write_text(json.dumps(changed))
+    done = feedtune("apply", tmp_path / "run", "--", "true", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        "feedtune apply: the tuning found no gain (no_gain); your own settings are applied: num_workers=2, "
+        "prefetch_factor=2, pin_memory=False"
+    ]
+
+
+def test_print_says_what_to_paste_and_starts_nothing(some_run: Path, tmp_path: Path) -> None:
+    done = feedtune("apply", some_run, "--print", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "DataLoader(..., num_workers=2, prefetch_factor=2, pin_memory=False)" in done.stdout
+    assert "TrainingArguments(..., dataloader_num_workers=2, dataloader_prefetch_factor=2, " in done.stdout
+    assert f"feedtune apply {some_run} -- python train.py" in done.stdout
+    given = feedtune("apply", some_run, "--print", "--", "torchrun", "a b.py", cwd=tmp_path)
+    assert f"feedtune apply {some_run} -- torchrun 'a b.py'" in given.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["apply", "RUN"], "no command to start"),
+        (["apply", "nowhere", "--", "true"], "nowhere: no such run folder"),
+        (["apply", ".", "--", "true"], "holds no result.json"),
+        (["apply", "RUN", "--", "no-such-program"], "no-such-program"),
+        (["apply", "RUN", "true"], "behind --"),
+        (["run"], "no command to start"),
+        (["run", "--", "no-such-program"], "no-such-program"),
+        (["run", "true"], "behind --"),
+        (["run", "--out", "a:b", "--", "true"], "PYTHONPATH"),
+        (["run", "--steps", "0", "--", "true"], "--steps"),
+    ],
+)
+def test_wrong_use(words: list[str], says: str, some_run: Path, tmp_path: Path) -> None:
+    done = feedtune(*(some_run if w == "RUN" else w for w in words), cwd=tmp_path, XDG_STATE_HOME="/dev/null")
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_json_is_one_document_and_the_commands_output_is_kept(tmp_path: Path) -> None:
+    words = ["--", "sh", "-c", "echo to stdout; echo to stderr >&2; exit 7"]
+    done = feedtune("run", "--json", "--out", tmp_path / "run", *words, cwd=tmp_path)
+    assert done.returncode == 7
+    document = json.loads(done.stdout)
+    jsonschema.validate(document, json.loads((SCHEMAS / "feedtune.run-1.json").read_text()))
+    assert document == result_of(tmp_path / "run")
+    assert document["exit_code"] == 7
+    assert document["trainings"] == []
+    assert "no Python process saw PYTHONPATH" in document["note"]
+    assert (tmp_path / "run" / "command.log").read_text() == "to stdout\n"
+    assert "to stderr" in done.stderr
+    shown = feedtune("report", tmp_path / "run", cwd=tmp_path)
+    assert document["note"] in shown.stdout
+
+
+LONG = """
+    import os, sys
+    import torch
+    from torch.utils.data import DataLoader, Dataset, dataloader
+
+    class Numbers(Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            return torch.ones(2)
+
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(loader, steps):
+        for _, batch in zip(range(steps), loader):
+            model(batch).sum().backward()
+            optimizer.step()
+"""
+
+
+def test_after_enough_steps_the_class_is_as_torch_made_it(tmp_path: Path) -> None:
+    text = (
+        LONG
+        + """
+    loader = DataLoader(Numbers(), batch_size=2)
+    own = dataloader._BaseDataLoaderIter.__next__
+    train(loader, 8)
+    watched = dataloader._BaseDataLoaderIter.__next__
+    train(loader, 8)
+    left = dataloader._BaseDataLoaderIter.__next__
+    print(watched is own, left is own.__wrapped__)
+    """
+    )
+    path = script(tmp_path, text)
+    words = ["--steps", "10", "--out", tmp_path / "run", "--", sys.executable, path]
+    done = feedtune("run", *words, cwd=tmp_path)
+    assert done.stdout == "True True\n", done.stderr
+    document = result_of(tmp_path / "run")
+    assert document["steps_asked"] == 10
+    assert document["trainings"][0]["job"]["steps"] == 10
+    lines = (tmp_path / "run" / "steps.rank0.jsonl").read_text().splitlines()
+    assert [json.loads(line)[0] for line in lines] == list(range(10))
+
+
+@pytest.mark.slow
+def test_a_run_folder_that_goes_costs_the_report_and_nothing_else(tmp_path: Path) -> None:
+    text = (
+        LONG
+        + f"""
+    import shutil
+    loader = DataLoader(Numbers(), batch_size=1)
+    train(loader, 8)
+    shutil.rmtree({str(tmp_path / "run")!r})
+    for _ in range(20):
+        train(loader, 40)
+    print("trained on")
+    sys.exit(7)
+    """
+    )
+    path = script(tmp_path, text)
+    done = feedtune("run", "--out", tmp_path / "run", "--", sys.executable, path, cwd=tmp_path)
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == "trained on\n"
+    assert "Traceback" not in done.stderr
+    assert "could not be written" in done.stderr
+    assert "RUN was removed" in done.stderr
+
+
+MANY = (
+    LONG
+    + """
+    def loader():
+        return DataLoader(Numbers(), batch_size=4)
+
+    def evaluate():
+        with torch.no_grad():
+            for batch in DataLoader(Numbers(), batch_size=20):
+                model(batch)
+
+    kind = sys.argv[1]
+    if kind == "eval":
+        for epoch in range(3):
+            train(loader(), 10)
+            evaluate()
+    elif kind == "made":  # datasets made anew, each where the one before it lay
+        class Counted(Numbers):
+            def __init__(self, count):
+                self.count = count
+            def __len__(self):
+                return self.count
+        def make(count):
+            return DataLoader(Counted(count), batch_size=4)
+        for epoch in range(3):
+            train(make(40), 10)
+            for batch in make(20):
+                model(batch)
+    elif kind == "gan":
+        import itertools, time
+        class Slow(Numbers):
+            def __getitem__(self, index):
+                time.sleep(0.002)
+                return torch.ones(2)
+        for one, two in zip(loader(), DataLoader(Slow(), batch_size=4)):
+            model(one + two).sum().backward()
+            optimizer.step()
+    elif kind == "stages":  # the first loader stays alive
+        first, second = loader(), DataLoader(Numbers(), batch_size=1)
+        train(first, 10)
+        train(second, 40)
+    elif kind == "thread":
+        import queue, threading
+        ready = queue.Queue(2)
+        def fill():
+            for _ in range(4):
+                for batch in loader():
+                    ready.put(batch)
+            ready.put(None)
+        threading.Thread(target=fill).start()
+        while (batch := ready.get()) is not None:
+            model(batch).sum().backward()
+            optimizer.step()
+    elif kind == "fork":
+        import torch.multiprocessing as mp
+        def rank(number):
+            os.environ.update(RANK=str(number), WORLD_SIZE="2")
+            train(loader(), 10)
+        mp.start_processes(rank, nprocs=2, start_method="fork")
+    elif kind == "twice":
+        train(loader(), 5)
+        if os.fork() == 0:
+            train(loader(), 5)
+            sys.exit()
+        os.wait()
+    elif kind == "killed":
+        import time
+        train(loader(), 10)
+        time.sleep(1.1)
+        train(loader(), 3)
+        os.kill(os.getpid(), 9)
+"""
+)
+
+
+def watched(tmp_path: Path, kind: str, code: int = 0) -> dict:
+    """The document of one training of ``MANY``."""
+    words = ["--out", tmp_path / "run", "--", sys.executable, script(tmp_path, MANY), kind]
+    done = feedtune("run", *words, cwd=tmp_path, OMP_NUM_THREADS="1")
+    assert done.returncode == code, done.stderr
+    document = result_of(tmp_path / "run")
+    jsonschema.validate(document, json.loads((SCHEMAS / "feedtune.run-1.json").read_text()))
+    assert document["note"] is None
+    return document
+
+
+def test_evaluation_is_reported_apart(tmp_path: Path) -> None:
+    (training,) = watched(tmp_path, "eval")["trainings"]
+    assert training["job"]["steps"] == 30
+    assert training["job"]["first"]["count"] == 3
+    assert {tag: found["count"] for tag, found in training["job"]["excluded"].items()} == {"eval": 2}
+    (other,) = training["ranks"][0]["others"]
+    assert (other["batches"], other["iterations"], other["trains"]) == (6, 3, False)
+
+
+@pytest.mark.slow
+def test_loaders_made_anew_each_epoch_at_one_line_stay_apart(tmp_path: Path) -> None:
+    (training,) = watched(tmp_path, "made")["trainings"]
+    assert training["job"]["steps"] == 30
+    (other,) = training["ranks"][0]["others"]
+    assert (other["batches"], other["trains"]) == (15, False)
+
+
+@pytest.mark.slow
+def test_of_two_loaders_that_train_the_slower_is_recorded_and_the_other_named(tmp_path: Path) -> None:
+    (training,) = watched(tmp_path, "gan")["trainings"]
+    assert training["loader"]["dataset"] == "Slow"
+    assert training["job"]["steps"] == 10
+    (other,) = training["ranks"][0]["others"]
+    assert (other["dataset"], other["trains"]) == ("Numbers", True)
+
+
+@pytest.mark.slow
+def test_training_that_goes_on_with_another_loader_is_followed(tmp_path: Path) -> None:
+    (training,) = watched(tmp_path, "stages")["trainings"]
+    assert training["job"]["steps"] == 50
+    assert training["job"]["excluded"]["restart"]["count"] == 1
+    assert training["ranks"][0]["others"] == []
+
+
+@pytest.mark.slow
+def test_waits_of_a_prefetching_thread_are_not_the_loops(tmp_path: Path) -> None:
+    (training,) = watched(tmp_path, "thread")["trainings"]
+    assert training["ranks"][0]["own_thread"] is False
+    assert training["job"]["waits"] is None
+    assert training["job"]["rate"] is not None
+
+
+@pytest.mark.slow
+def test_forked_ranks_write_their_last_steps(tmp_path: Path) -> None:
+    """Their processes end without the handlers of ``atexit``."""
+    (training,) = watched(tmp_path, "fork")["trainings"]
+    assert [rank["steps"] for rank in training["ranks"]] == [10, 10]
+    assert [rank["others"] for rank in training["ranks"]] == [[], []]
+
+
+@pytest.mark.slow
+def test_a_child_of_a_rank_writes_nothing(tmp_path: Path) -> None:
+    (training,) = watched(tmp_path, "twice")["trainings"]
+    assert training["job"]["steps"] == 5
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_leaves_what_it_had_written(tmp_path: Path) -> None:
+    (training,) = watched(tmp_path, "killed", code=137)["trainings"]
+    assert training["job"]["steps"] == 11
+    assert training["ranks"][0]["others"] is None
+
+
+@pytest.mark.slow
+def test_an_applied_training_can_be_watched(tmp_path: Path) -> None:
+    path = script(tmp_path, MANY)
+    assert feedtune("run", "--out", tmp_path / "one", "--", sys.executable, path, "eval", cwd=tmp_path)
+    run = tuned(tmp_path / "tuned", identity_of(tmp_path / "one"), num_workers=1)
+    nested = [*FEEDTUNE, "apply", run, "--", sys.executable, path, "eval"]
+    done = feedtune("run", "--out", tmp_path / "two", "--", *nested, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("set on the DataLoader") == 1
+    (training,) = result_of(tmp_path / "two")["trainings"]
+    assert training["loader"]["num_workers"] == 1
+    assert training["loader"]["identity"] == identity_of(tmp_path / "one")
+    assert training["job"]["steps"] == 30
+
+
+@pytest.mark.slow
+def test_a_real_tuning_is_applied(tmp_path: Path) -> None:
+    latency = [sys.executable, SCRIPTS / "latency.py"]
+    words = ["--out", tmp_path / "run", "--trials", "2", "--max-workers", "8", "--block-seconds", "0.4"]
+    done = feedtune("tune", *words, "--", *latency, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = result_of(tmp_path / "run")
+    jsonschema.validate(document, json.loads((SCHEMAS / "feedtune.tune-1.json").read_text()))
+    assert document["loader"]["identity"]["sampler"] == "BatchSampler(SequentialSampler)"
+    applied = feedtune("apply", tmp_path / "run", "--", *latency, cwd=tmp_path, STEPS="20")
+    assert applied.returncode == 0, applied.stderr
+    settings = document["best"]["settings"]
+    assert f"num_workers={settings['num_workers']}, " in applied.stderr
+    assert "steps/s" in applied.stdout

@@ -1,0 +1,151 @@
+"""What ``feedtune run`` makes of the steps that it has seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from feedtune.analysis.steps import Counted, StepSeen, measure_steps
+
+
+def steps(count: int, wait_s: float = 0.25, work_s: float = 0.75, tags: dict | None = None, **first) -> list:
+    """Steps of one rank; ``tags``: step -> (tag, seconds that it takes besides the work before it).
+
+    ``first``: ``made_s`` and ``first_s`` of each iteration's first batch: step 0, and those tagged epoch.
+    """
+    found, now = [], 100.0
+    made_s, first_s = first.get("made_s", 0.0), first.get("first_s", wait_s)
+    for step in range(count):
+        tag, more = (tags or {}).get(step, (None, 0.0))
+        begins = step == 0 or tag == "epoch"
+        now += more + (made_s if begins and step else 0.0)
+        back = now + (first_s if begins else wait_s)
+        found.append(StepSeen(step, now, back, tag, made_s if begins else None))
+        now = back + work_s
+    return found
+
+
+def test_a_steady_training() -> None:
+    found = measure_steps({0: steps(101)}, 0, None)
+    assert found.steps == 101
+    assert found.seconds == pytest.approx(100.25)
+    assert found.measured_steps == 98  # two steps of warm-up; the last has no end
+    assert found.rate == pytest.approx(1.0)
+    assert found.waits.share == pytest.approx(0.25)
+    assert found.waits.median_s == found.waits.max_s == pytest.approx(0.25)
+    assert found.first == Counted(1, pytest.approx(0.25))
+    assert found.excluded == {}
+    assert found.settled
+
+
+def test_the_first_batch_of_an_iteration_is_never_in_the_mean() -> None:
+    tags = dict.fromkeys(range(20, 100, 20), ("epoch", 0.0))
+    found = measure_steps({0: steps(100, tags=tags, made_s=3.0, first_s=50.0)}, 0, None)
+    assert found.waits.max_s == pytest.approx(0.25)
+    assert found.rate == pytest.approx(1.0)
+    assert found.first == Counted(5, pytest.approx(5 * 53.0))
+    assert found.excluded == {"epoch": Counted(4, pytest.approx(0.0))}  # the making is in ``first``
+
+
+def test_pauses_are_cut_out_and_counted_less_the_work_of_the_step_before() -> None:
+    tags = {30: ("eval", 40.0), 60: ("save", 7.0), 80: ("save", 5.0)}
+    found = measure_steps({0: steps(100, tags=tags)}, 0, None)
+    assert found.rate == pytest.approx(1.0)
+    assert found.waits.share == pytest.approx(0.25)
+    assert found.excluded == {
+        "eval": Counted(1, pytest.approx(40.0)),
+        "save": Counted(2, pytest.approx(12.0)),
+    }
+    assert found.seconds == pytest.approx(99.25 + 52.0)
+
+
+def test_a_full_turnover_is_left_out_after_a_pause_and_cycles_are_whole() -> None:
+    """After a pause the queue is full: four workers deliver eight batches at once, then four a cycle."""
+    records, now = [], 0.0
+    for step in range(160):
+        since = step % 80
+        tag = "eval" if step == 80 else None
+        now += 10.0 if tag else 0.0
+        wait_s = 4.0 if since >= 8 and since % 4 == 0 else 0.0
+        records.append(StepSeen(step, now, now + wait_s, tag, 0.0 if step == 0 else None))
+        now += wait_s
+    found = measure_steps({0: records}, 4, 2)
+    assert found.settled
+    assert found.measured_steps % 4 == 0
+    assert found.rate == pytest.approx(1.0)
+    assert found.waits.share == pytest.approx(1.0)
+
+
+def test_pauses_that_come_before_the_queue_has_turned_over_are_told() -> None:
+    tags = dict.fromkeys(range(10, 100, 10), ("eval", 10.0))
+    found = measure_steps({0: steps(100, tags=tags)}, 8, 2)
+    assert not found.settled
+    assert found.rate == pytest.approx(1.0)
+    assert found.measured_steps == 10 * 8
+
+
+def test_an_iteration_for_every_batch_has_no_rate() -> None:
+    tags = dict.fromkeys(range(1, 20), ("epoch", 0.0))
+    found = measure_steps({0: steps(20, tags=tags, first_s=2.0)}, 2, 2)
+    assert found.rate is None
+    assert found.waits is None
+    assert found.measured_steps == 0
+    assert found.first == Counted(20, pytest.approx(40.0))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_few_steps_are_no_rate(count: int) -> None:
+    found = measure_steps({0: steps(count)}, 0, None)
+    assert found.steps == count
+    assert found.rate is None
+    assert found.waits is None
+
+
+def test_a_job_is_as_slow_as_its_slowest_rank_and_waits_as_long_as_any() -> None:
+    """The ranks leave each step together: what one waits for data, the other waits for it."""
+    ranks = {0: steps(50, wait_s=0.1, work_s=0.9), 1: steps(50, wait_s=0.6, work_s=0.4)}
+    found = measure_steps(ranks, 0, None)
+    assert found.rate == pytest.approx(1.0)
+    assert found.waits.share == pytest.approx(0.6)
+    assert measure_steps({0: ranks[0]}, 0, None).waits.share == pytest.approx(0.1)
+
+
+def test_a_pause_of_one_rank_is_one_of_the_job() -> None:
+    """Rank 0 saves, rank 1 waits for it inside its next step."""
+    saves = steps(60, tags={30: ("save", 9.0)})
+    waits = [
+        one if one.step < 30 else one._replace(enter_s=one.enter_s - 9.0, return_s=one.return_s - 9.0)
+        for one in steps(60, tags={30: ("save", 9.0)})
+    ]
+    waits = [one._replace(tag=None) for one in waits]
+    waits = [
+        one if one.step <= 30 else one._replace(enter_s=one.enter_s + 9.0, return_s=one.return_s + 9.0)
+        for one in waits
+    ]
+    assert waits[31].enter_s - waits[30].enter_s == pytest.approx(10.0)
+    found = measure_steps({0: saves, 1: waits}, 0, None)
+    assert found.rate == pytest.approx(1.0)
+    assert found.excluded == {"save": Counted(1, pytest.approx(9.0))}
+
+
+def test_ranks_that_ended_at_different_steps_are_measured_where_all_are() -> None:
+    found = measure_steps({0: steps(40), 1: steps(50)}, 0, None)
+    assert found.steps == 40
+    assert found.measured_steps == 37
+
+
+def test_waits_of_another_thread_are_not_the_loops() -> None:
+    found = measure_steps({0: steps(50)}, 0, None, loop_waits=False)
+    assert found.waits is None
+    assert found.rate == pytest.approx(1.0)
+
+
+def test_percentiles() -> None:
+    records, now = [], 0.0
+    for step in range(104):
+        wait_s = max(0, step - 2) / 1000  # 1 to 100 ms after the warm-up, and one step without an end
+        records.append(StepSeen(step, now, now + wait_s))
+        now += 1.0
+    waits = measure_steps({0: records[:103]}, 0, None).waits
+    assert waits.median_s == pytest.approx(0.0495)
+    assert waits.p95_s == pytest.approx(0.094)
+    assert waits.max_s == pytest.approx(0.099)
