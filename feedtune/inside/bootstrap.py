@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from .signs import mark
+from .signs import mark, note
 
 TARGET = "torch.utils.data.dataloader"
 
@@ -17,7 +17,8 @@ def start(folder: str) -> None:
     with open(os.path.join(folder, "config.json")) as file:
         config = json.load(file)
     config["folder"] = folder
-    mark(folder, "python")
+    if config.get("mode") != "apply":  # nobody reads the signs of a folder that outlives its run
+        mark(folder, "python")
     guard = os.environ.get("FEEDTUNE_GUARD")
     if guard:
         from . import guard as write_guard
@@ -33,10 +34,18 @@ class _Finder:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config
+        self._asked = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != TARGET:
+        if name != TARGET or self._asked:
             return None
+        self._asked = True  # another run's finder asks back
+        try:
+            return self._find(name, path, target)
+        finally:
+            self._asked = False
+
+    def _find(self, name: str, path: Any, target: Any) -> Any:
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             spec = find(name, path, target) if find and finder is not self else None
@@ -58,9 +67,18 @@ class _Loader:
 
     def exec_module(self, module: Any) -> None:
         self._loader.exec_module(module)
-        from . import hook
+        try:
+            from . import hook
 
-        hook.patch(module, self._config)
+            hook.patch(module, self._config)
+        except Exception as error:  # noqa: BLE001  # the user's import of torch must work whatever we do
+            self._failed(repr(error))
+
+    def _failed(self, error: str) -> None:
+        if self._config.get("mode") == "apply" and sys.stderr is not None:
+            sys.stderr.write(f"feedtune apply: cannot hook into torch ({error}); settings are not applied\n")
+        else:
+            note(self._config["folder"], "error", error)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
