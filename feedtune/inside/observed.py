@@ -12,90 +12,18 @@ import socket
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from .exits import at_exit
-from .identity import Watch, length_of, shape_of
-from .runtime import _STEPS_TO_TRUST, Runtime, _describe, _rank
+from .identity import shape_of
+from .light import LightWatch, Pass, Sight
+from .runtime import STEPS_TO_TRUST, Runtime, describe, rank_and_world
 from .signs import mark, note
 from .stepfile import Row, StepFile
-from .watched import Iteration
 
-_EARLY = 1024  # steps kept of each loader until it is known whether it trains
 _PASSING = ("number", "trained", "optimizer_steps", "open_files", "nofile", "cuda")  # of that moment only
 _SILENT = 16  # so many steps with another loader, and none with the first: training goes on with that one
-
-
-class LightWatch(Watch):
-    """A loader identity that holds no dataset, and its latest steps while it is not known to train."""
-
-    def __init__(self, key: tuple[Any, ...], dataset: Any, number: int) -> None:
-        self._dataset: weakref.ref[Any] | None = None
-        super().__init__(key, dataset, number)
-        self.about: dict[str, Any] = {}
-        self.early: deque[Row] = deque(maxlen=_EARLY)
-        self.last_s = float("-inf")  # when it last delivered a batch
-        self.iterations = 0
-        self.first_s = 0.0  # seconds that first batches took, the iterator's making included
-        self.seen_at = 0  # the training loader's steps when this one last delivered
-        self.alone = 0  # training steps with this loader since then
-
-    def adopt(self, dataset: Any) -> None:
-        """Remember which dataset it is, and of what kind."""
-        self._kind = (type(dataset), length_of(dataset))
-        try:
-            self._dataset = weakref.ref(dataset)
-        except TypeError:  # a list
-            self._dataset = None
-
-    def reads_like(self, dataset: Any) -> bool:
-        """Whether a dataset is the known one, which may have grown, or one of its kind."""
-        if self._dataset is not None and self._dataset() is dataset:
-            return True
-        return self._kind == (type(dataset), length_of(dataset))
-
-    def summary(self) -> dict[str, Any]:
-        """What is said of a loader that is not the recorded one."""
-        return {
-            "site": self.place,
-            "dataset": self.about.get("dataset"),
-            "trains": self.trained >= _STEPS_TO_TRUST,
-            "batches": self.batches,
-            "iterations": self.iterations,
-            "wait_s": round(self.wait_s, 6),
-            "first_s": round(self.first_s, 6),
-        }
-
-
-class _Pass(Iteration):
-    """One iteration, as noted in torch's iterator."""
-
-    watch: LightWatch
-
-    def __init__(self, watch: LightWatch, made_s: float) -> None:
-        super().__init__(watch)
-        self.made_s = made_s
-
-
-class _Sight:
-    """A loader for ``_describe``: as ``Watched`` shows it, without anything in its way."""
-
-    def __init__(self, loader: Any, watch: Watch) -> None:
-        self.loader = loader
-        self.watch = watch
-
-    def feed(self) -> Any:
-        """Something with an ``epoch_length``; ``None`` for iterable data."""
-        from torch.utils.data import IterableDataset
-
-        return None if isinstance(self.loader.dataset, IterableDataset) else self
-
-    @property
-    def epoch_length(self) -> int | None:
-        """Batches of an epoch."""
-        return length_of(self.loader._index_sampler)
 
 
 class Observer(Runtime):
@@ -171,11 +99,11 @@ class Observer(Runtime):
         watch = self._watch(loader)
         assert isinstance(watch, LightWatch)
         if not watch.about:
-            watch.about = _describe(_Sight(loader, watch), self)  # type: ignore[arg-type]  # its two faces
+            watch.about = describe(Sight(loader, watch), self)  # type: ignore[arg-type]  # its two faces
         # A loop often holds nothing but the iterator.
         alive = [ref for ref in watch.loaders if ref() not in (None, iterator)]
         watch.loaders = [*alive, weakref.ref(iterator)]
-        iterator.__dict__["_feedtune_pass"] = _Pass(watch, made_s)
+        iterator.__dict__["_feedtune_pass"] = Pass(watch, made_s)
 
     def _part(self, loader: Any) -> None:
         """No dataset is held, so another one can lie where a known one was; its loader is another, too."""
@@ -189,7 +117,7 @@ class Observer(Runtime):
         """``torch.save`` is called."""
         self._pause = (tag, time.monotonic())
 
-    def _got(self, found: _Pass, enter_s: float, return_s: float) -> None:
+    def _got(self, found: Pass, enter_s: float, return_s: float) -> None:
         """The loop has got a batch."""
         watch = found.watch
         first = found.delivered == 0
@@ -229,7 +157,7 @@ class Observer(Runtime):
         watch.alone = watch.alone + trained if watch.seen_at == steps else int(trained)
         watch.seen_at = steps
         gone = not before.has_other_than(None)
-        return watch.trained >= _STEPS_TO_TRUST and (gone or watch.alone >= _SILENT)
+        return watch.trained >= STEPS_TO_TRUST and (gone or watch.alone >= _SILENT)
 
     def _has_rival(self, watch: LightWatch) -> bool:
         """Of loaders that train in turns (GAN), the one that is waited for longer is recorded."""
@@ -259,7 +187,7 @@ class Observer(Runtime):
     def _claim(self) -> None:
         """This process is a rank."""
         assert self._training is not None
-        rank, world = _rank()
+        rank, world = rank_and_world()
         self._file = StepFile(self.config["records"], rank)
         import torch
 

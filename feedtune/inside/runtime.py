@@ -21,7 +21,7 @@ from .watched import Watched
 
 # The loader that trains is the one between whose batches optimizer steps fall; one such step could be
 # a leftover of a loop before, two in a row are not.
-_STEPS_TO_TRUST = 2
+STEPS_TO_TRUST = 2
 # With no optimizer step after so many batches, the loader with most batches is taken, said openly.
 _BATCHES_WITHOUT_OPTIMIZER = 200
 
@@ -130,8 +130,8 @@ class Runtime:
         if self.machine is None and watch.is_one(self.config.get("known")):
             return True  # an earlier start has seen it train; this one need not fetch under its own settings
         if self.machine is not None:  # training goes on with another loader once the first one is gone
-            return watch.trained >= _STEPS_TO_TRUST and not self.machine.watch.has_other_than(None)
-        if watch.trained >= _STEPS_TO_TRUST:
+            return watch.trained >= STEPS_TO_TRUST and not self.machine.watch.has_other_than(None)
+        if watch.trained >= STEPS_TO_TRUST:
             return True
         return (
             self.optimizer_steps == 0
@@ -149,7 +149,7 @@ class Runtime:
         if self.machine is not None:
             self.machine.adopt(watched.watch, watched.loader, watched.stop())
             return self.machine.new_epoch(watched.loader, already=watched.delivered)
-        rank, world = _rank()
+        rank, world = rank_and_world()
         client = Client(self.config["host"], self.config["port"], self.config["token"])
         rivals = {w.number: w for w in self._watches.values() if w.trained and self._chosen(w)}
         answer = client.ask(
@@ -159,7 +159,7 @@ class Runtime:
                 "world": world,
                 "pid": os.getpid(),
                 "start": self.config["start"],
-                "loader": _describe(watched, self),
+                "loader": describe(watched, self),
                 "rivals": [[n, w.wait_s] for n, w in sorted(rivals.items())],
             }
         )
@@ -187,7 +187,7 @@ class Runtime:
             os.environ.pop("PYTHONPATH", None)
 
 
-def _rank() -> tuple[int, int]:
+def rank_and_world() -> tuple[int, int]:
     """``(rank, world size)``; the environment can lack both (Lightning's rank 0)."""
     import torch.distributed as dist
 
@@ -196,7 +196,7 @@ def _rank() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _describe(watched: Watched, runtime: Runtime) -> dict[str, Any]:
+def describe(watched: Watched, runtime: Runtime) -> dict[str, Any]:
     """What the driver needs to know of the loader as the user wrote it."""
     import resource
 

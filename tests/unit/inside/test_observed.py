@@ -15,7 +15,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from feedtune.inside.identity import shape_of
-from feedtune.inside.observed import _EARLY, Observer
+from feedtune.inside.light import EARLY
+from feedtune.inside.observed import Observer
 from feedtune.inside.stepfile import StepFile
 
 
@@ -112,13 +113,13 @@ def test_the_memory_of_early_steps_is_bounded_and_the_rest_is_counted(
 ) -> None:
     observer.optimizer_steps = 1  # else the loader would be taken after 200 batches
     iterator = iterated(observer, DataLoader(Numbers()))
-    for _ in range(_EARLY + 100):
+    for _ in range(EARLY + 100):
         next(iterator)
     trained(observer, iterator, 3)
     observer._finish()
     about = json.loads((tmp_path / "rank0.json").read_text())
     assert about["missed"] == 103
-    assert len(lines(tmp_path)) == _EARLY
+    assert len(lines(tmp_path)) == EARLY
     (watch,) = observer._all()
     assert not watch.early
 
