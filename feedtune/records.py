@@ -53,6 +53,7 @@ class BlockPlan:
         max_s: no further chunk is granted after so many seconds.
         cache: how many batches to keep for the ceiling, while this block runs.
         cache_bytes: upper bound of the memory they may take in each rank.
+        replay: for a ceiling block, the steps of the cache that every rank has kept; empty for all.
         stop_below: stop early when the rate lies below this (steps/s); 0 never stops.
         step_s: longest time a step is predicted to take; 0: not known yet.
     """
@@ -67,12 +68,13 @@ class BlockPlan:
     min_cycles: int = 3
     cache: int = 0
     cache_bytes: int = 0
+    replay: tuple[int, ...] = ()
     stop_below: float = 0.0
     step_s: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as one JSON object."""
-        return asdict(self)
+        return {**asdict(self), "replay": list(self.replay)}
 
 
 @dataclass(frozen=True)

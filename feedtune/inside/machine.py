@@ -208,6 +208,7 @@ class Machine:
                 "step": block.step,
                 "pace_s": block.active_s / block.active_steps if block.active_steps else None,
                 "elapsed_s": now - block.start_s - block.paused_s,
+                "missing": self._cache.missing if self._cache is not None and block.plan["cache"] else 0,
             }
         )
         block.marks += 1
@@ -228,7 +229,7 @@ class Machine:
             self._cache = Cache(plan["cache"], plan["cache_bytes"])
         if plan["kind"] == "ceiling":
             assert self._cache is not None
-            block.player = Player(self._cache, plan["settings"]["pin_memory"])
+            block.player = Player(self._cache, plan["settings"]["pin_memory"], plan["replay"])
         else:
             if not plan["settings"]["num_workers"]:
                 block.files = snapshot.open_data_files(moved=True)
@@ -274,7 +275,7 @@ class Machine:
                 "partial": partial,
                 "worker_s": worker_s,
                 "cloned": bool(block.player and block.player.cloning),
-                "cached": len(self._cache.batches) if self._cache is not None else 0,
+                "cached": [kept.step for kept in self._cache.whole()] if self._cache is not None else [],
                 "sizes": self._sizes,
                 "worker_bytes": block.source.worker_bytes if block.source is not None else None,
                 "shared_files": self._shared,

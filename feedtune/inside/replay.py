@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
@@ -81,48 +81,64 @@ def measure(batch: Any) -> tuple[int, int, int]:
     )
 
 
+_UNEVEN = 0.05  # spread of elements a batch
+_WANTED_UNEVEN = 50
+
+
+class Kept(NamedTuple):
+    """One batch of a cache: the step it came in, its clone, tensor elements, samples."""
+
+    step: int
+    batch: Any
+    elements: int
+    samples: int
+
+
 class Cache:
     """Clones of batches that the loop was given; what they may take together is bounded.
 
     Args:
-        wanted: number of batches to keep.
+        wanted: number of whole batches to keep.
         max_bytes: bound of their size in this process.
     """
 
     def __init__(self, wanted: int, max_bytes: int) -> None:
         self.wanted = wanted
         self.max_bytes = max_bytes
-        self._kept: list[tuple[Any, int, int]] = []  # batch, elements, samples
+        self._kept: list[Kept] = []
         self._bytes = 0
+        self._offered = 0
+        self._closed = False  # no room for another one
 
     def offer(self, batch: Any, elements: int, size: int) -> None:
         """Keep a clone, unless the cache is full."""
-        if len(self._kept) >= self.wanted or (self._kept and self._bytes + size > self.max_bytes):
+        step, self._offered = self._offered, self._offered + 1
+        if not self.missing:
+            return
+        if self._kept and self._bytes + size > self.max_bytes:
+            self._closed = True
             return
         found = tensors(batch)
         lead = found[0].shape[0] if found and found[0].ndim else 0
-        self._kept.append((map_tensors(batch, lambda t: t.detach().clone()), elements, lead))
+        self._kept.append(Kept(step, map_tensors(batch, lambda t: t.detach().clone()), elements, lead))
         self._bytes += size
-        sizes = self.sizes
-        if max(sizes) > 1.05 * min(sizes):
-            # Uneven batches (token lengths): more of them, so that their mean stands for the data's.
-            self.wanted = max(self.wanted, 50)
 
-    def _whole(self) -> list[tuple[Any, int, int]]:
+    @property
+    def missing(self) -> int:
+        """Whole batches that are still wanted and have room."""
+        sizes = [kept.elements for kept in self.whole()]
+        # Uneven batches (token lengths): more of them, so that their mean stands for the data's.
+        uneven = sizes and max(sizes) > (1 + _UNEVEN) * min(sizes)
+        wanted = max(self.wanted, _WANTED_UNEVEN) if uneven else self.wanted
+        return 0 if self._closed else max(0, wanted - len(sizes))
+
+    def whole(self) -> list[Kept]:
         """All but partial batches: where most have one number of samples, smaller ones end an epoch."""
-        usual, times = Counter(lead for _, _, lead in self._kept).most_common(1)[0] if self._kept else (0, 0)
+        if not self._kept:
+            return []
+        usual, times = Counter(kept.samples for kept in self._kept).most_common(1)[0]
         least = usual if 2 * times > len(self._kept) else 0
-        return [kept for kept in self._kept if kept[2] >= least]
-
-    @property
-    def batches(self) -> list[Any]:
-        """The clones."""
-        return [batch for batch, _, _ in self._whole()]
-
-    @property
-    def sizes(self) -> list[int]:
-        """Tensor elements of each."""
-        return [elements for _, elements, _ in self._whole()]
+        return [kept for kept in self._kept if kept.samples >= least]
 
 
 class Player:
@@ -131,16 +147,20 @@ class Player:
     The containers are rebuilt for each step. A loop that changes its batch in place (``sub_``,
     ``requires_grad_``) would change the cache, so a first clone tells whether it does; from then on
     every replay is a clone, and the time it takes is recorded.
+
+    Args:
+        cache: what to replay.
+        pinned: from pinned memory.
+        steps: those of its steps that every rank has kept; by default all.
     """
 
-    def __init__(self, cache: Cache, pinned: bool) -> None:
+    def __init__(self, cache: Cache, pinned: bool, steps: Collection[int] = ()) -> None:
         self._pinned = pinned
-        self._batches = (
-            [map_tensors(b, torch.Tensor.pin_memory) for b in cache.batches]
-            if pinned
-            else list(cache.batches)
-        )
-        self.sizes = list(cache.sizes)
+        kept = [one for one in cache.whole() if one.step in steps or not steps]
+        self._batches = [
+            map_tensors(one.batch, torch.Tensor.pin_memory) if pinned else one.batch for one in kept
+        ]
+        self.sizes = [one.elements for one in kept]
         self.cloning = False
         self.clone_s = 0.0
         self._handed: list[tuple[torch.Tensor, int, bool]] = []

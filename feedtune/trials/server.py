@@ -39,6 +39,15 @@ class StartState:
     doing: str | None = None  # the last message came from a save, an evaluation or between two epochs
 
 
+def _until_cached(plan: BlockPlan, message: Message) -> int:
+    """Steps that a block goes on for nothing but its cache, as far as its time goes."""
+    left_s = plan.max_s - message["elapsed_s"]
+    if not message.get("missing") or not message["pace_s"] or left_s <= 0:
+        return 0
+    steps = min(message["missing"], int(left_s / message["pace_s"]))
+    return -(-steps // plan.cycle) * plan.cycle
+
+
 class ControlServer:
     """Answers the ranks; the driver publishes plans and waits for what it needs.
 
@@ -196,13 +205,11 @@ class ControlServer:
     def _on_mark(self, message: Message, _: StartState) -> Message:
         key = (message["k"], message["mark"])
         if key not in self._marks:
-            self._marks[key] = self._rule(
-                self._blocks[message["k"]],
-                message["step"],
-                self._pauses[message["k"]],
-                message["pace_s"],
-                message["elapsed_s"],
+            plan = self._blocks[message["k"]]
+            steps = self._rule(
+                plan, message["step"], self._pauses[message["k"]], message["pace_s"], message["elapsed_s"]
             )
+            self._marks[key] = steps or _until_cached(plan, message)
         return {"go": self._marks[key]}
 
     def _on_pause(self, message: Message, _: StartState) -> None:

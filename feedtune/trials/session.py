@@ -82,6 +82,7 @@ class Session:
         self._blocks_in_start = 0
         self._cache_plan: BlockPlan | None = None
         self._cached = False
+        self._replay: tuple[int, ...] = ()
         self._partial = False
         self._guard: tuple[str, list[str]] = ("", [])
 
@@ -150,7 +151,7 @@ class Session:
                 self.stop()
             if self.process is None:
                 self._announce_restart()
-            plan = replace(plan, k=self._k)
+            plan = replace(plan, k=self._k, replay=self._replay if plan.kind == "ceiling" else ())
             self._k += 1
             self.server.publish(plan)
             if self.process is None:
@@ -257,6 +258,7 @@ class Session:
         self.repeated = next((tuple(end["repeated"]) for end in ends.values() if end["repeated"]), None)
         if plan.cache:
             self._cache_plan = plan
+            self._replay = tuple(sorted(set.intersection(*(set(end["cached"]) for end in ends.values()))))
             self._cached = all(end["cached"] for end in ends.values())
         ranks = {rank: self._rank_block(plan.k, rank, end) for rank, end in ends.items()}
         return measure_block(plan, ranks)

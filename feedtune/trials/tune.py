@@ -286,7 +286,8 @@ class Tuning:
         winner = pick_winner(candidates)
         if winner is None:
             return
-        slowest = min(b.speed for b in self.trials.candidates() if b.settings == own)
+        alike = [b for b in self.trials.candidates() if b.settings == own and b.rereads == winner.rereads]
+        slowest = min((b.speed for b in alike), default=0.0)
         if winner.settings != own and upper_bound(winner) < slowest:
             self.answer.beaten = True  # a confirmation could only confirm that it is slower
             return

@@ -99,30 +99,38 @@ def offer(cache: Cache, batch) -> None:
     cache.offer(batch, elements, size)
 
 
+def batches(cache: Cache) -> list:
+    return [kept.batch for kept in cache.whole()]
+
+
+def sizes(cache: Cache) -> list[int]:
+    return [kept.elements for kept in cache.whole()]
+
+
 def test_the_cache_keeps_clones() -> None:
     cache = Cache(2, 1 << 20)
     batch = ones()
     offer(cache, batch)
     batch.zero_()
-    assert cache.batches[0].sum() == 12
+    assert batches(cache)[0].sum() == 12
 
 
 def test_the_cache_is_full_when_it_has_what_was_wanted() -> None:
     cache = Cache(3, 1 << 20)
     for _ in range(5):
         offer(cache, ones())
-    assert len(cache.batches) == 3
+    assert len(batches(cache)) == 3
 
 
 def test_the_bytes_of_the_cache_are_bounded_but_one_batch_is_always_kept() -> None:
     cache = Cache(10, 100)
     for _ in range(4):
         offer(cache, ones())  # 48 bytes each
-    assert len(cache.batches) == 2
+    assert len(batches(cache)) == 2
     small = Cache(10, 1)
     for _ in range(4):
         offer(small, ones())
-    assert len(small.batches) == 1
+    assert len(batches(small)) == 1
 
 
 @pytest.mark.parametrize("rows", [(4, 4, 1, 4), (1, 4, 4, 4), (4, 1, 4, 4)])
@@ -130,8 +138,42 @@ def test_a_partial_batch_is_not_replayed(rows) -> None:
     cache = Cache(10, 1 << 20)
     for count in rows:
         offer(cache, torch.ones(count, 3))
-    assert [len(batch) for batch in cache.batches] == [4, 4, 4]
-    assert cache.sizes == [12, 12, 12]
+    assert [len(batch) for batch in batches(cache)] == [4, 4, 4]
+    assert sizes(cache) == [12, 12, 12]
+
+
+@pytest.mark.parametrize("partial", [0, 2, 5])
+def test_a_partial_batch_is_none_of_those_that_were_wanted(partial) -> None:
+    """An epoch of six batches, the last of them partial; the cache may begin anywhere in it."""
+    cache = Cache(10, 1 << 20)
+    told = []
+    for step in range(30):
+        offer(cache, torch.ones(1 if step % 6 == partial else 4, 3))
+        told.append(cache.missing)
+    assert [len(batch) for batch in batches(cache)] == [4] * 10
+    assert [kept.step for kept in cache.whole()] == [s for s in range(30) if s % 6 != partial][:10]
+    assert told[-1] == 0
+    assert told[3] > 0
+
+
+def test_a_full_memory_leaves_nothing_missing() -> None:
+    cache = Cache(10, 100)
+    for _ in range(4):
+        offer(cache, ones())
+    assert cache.missing == 0
+
+
+def test_ranks_replay_the_steps_that_all_of_them_have_kept() -> None:
+    """One rank has less room, the other a partial batch: batch j is the same step on both."""
+    first, second = Cache(4, 3 * 48), Cache(4, 1 << 20)
+    for step in range(6):
+        offer(first, torch.full((4, 3), float(step)))
+        offer(second, torch.full((1 if step == 1 else 4, 3), float(step)))
+    common = {k.step for k in first.whole()} & {k.step for k in second.whole()}
+    assert common == {0, 2}
+    for cache in (first, second):
+        source = Player(cache, False, common)
+        assert [source.next()[0].mean().item() for _ in range(5)] == [0, 2, 0, 2, 0]
 
 
 def test_batches_of_many_sizes_are_replayed_as_they_come() -> None:
@@ -140,15 +182,15 @@ def test_batches_of_many_sizes_are_replayed_as_they_come() -> None:
     rows = [8, 3, 9, 5, 7, 4, 8, 6, 9, 2]
     for count in rows:
         offer(cache, torch.ones(count, 3))
-    assert [len(batch) for batch in cache.batches] == rows
-    assert cache.sizes == [3 * count for count in rows]
+    assert [len(batch) for batch in batches(cache)] == rows
+    assert sizes(cache) == [3 * count for count in rows]
 
 
 def test_uneven_batches_ask_for_more_of_them() -> None:
     cache = Cache(10, 1 << 20)
     for width in range(10, 75):
         offer(cache, torch.ones(4, width))
-    assert len(cache.batches) == 50
+    assert len(batches(cache)) == 50
 
 
 def player(*batches) -> Player:
@@ -182,11 +224,15 @@ def view(batch) -> None:
     batch["x"][0].zero_()
 
 
+def same_device(batch) -> None:
+    batch["x"].to("cpu").add_(3)  # the very same tensor
+
+
 def resize(batch) -> None:
     batch["x"].unsqueeze_(0)
 
 
-@pytest.mark.parametrize("change", [in_place, grad, view, resize])
+@pytest.mark.parametrize("change", [in_place, grad, view, same_device, resize])
 def test_a_loop_that_changes_its_batches_gets_clones(change) -> None:
     source = player(*({"x": torch.full((2, 2), float(i))} for i in range(3)))
     values = []

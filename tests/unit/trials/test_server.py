@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -123,6 +124,30 @@ def test_the_first_answer_to_a_mark_is_the_answer_of_all(server, connect, rule) 
     assert mark(two, 0, 1, 30) == 20
     assert mark(one, 0, 1, 29) == 20
     assert [call[1] for call in rule.calls] == [20, 30]
+
+
+@pytest.mark.parametrize(
+    ("missing", "pace_s", "elapsed_s", "go"),
+    [
+        (0, 0.1, 1.0, 0),
+        (7, 0.1, 1.0, 8),  # whole cycles
+        (40, 0.5, 5.0, 8),  # no longer than the block may take
+        (40, 0.5, 8.0, 0),
+        (40, None, 1.0, 0),
+    ],
+)
+def test_a_block_goes_on_until_the_ceilings_cache_is_full(missing, pace_s, elapsed_s, go) -> None:
+    server = ControlServer("right", lambda *_: 0)
+    try:
+        server.publish(replace(plan(0), cycle=4))
+        client = Client("127.0.0.1", server.port, "right")
+        hello(client)
+        message = {"type": "mark", "k": 0, "mark": 0, "step": 20, "pace_s": pace_s, "elapsed_s": elapsed_s}
+        assert client.ask({**message, "missing": missing})["go"] == go
+        assert client.ask({**message, "missing": 0})["go"] == go  # the first rank's answer is that of all
+        client.close()
+    finally:
+        server.close()
 
 
 def test_a_rank_of_a_later_start_gets_the_same_answers(server, connect, rule) -> None:
