@@ -1,7 +1,7 @@
-"""Training whose data fails in a way that MODE names, in the worker that reads sample AT for the first time.
+"""Training that fails in a way that MODE names, where its loader has at least FROM workers (2).
 
-Each failure happens only where a loader has at least WORKERS workers, so that a tuning meets it in some
-trials and not in others.
+A tuning therefore meets the failure in some trials and not in others. OWN sets the script's own worker
+count, DEVICE=cuda trains on GPUs.
 """
 
 import os
@@ -44,15 +44,18 @@ class Failing(Dataset):
 def main():
     torch.manual_seed(0)
     rank = 0
-    model = torch.nn.Linear(16, 10)
+    device = os.environ.get("DEVICE", "cpu")
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    model = torch.nn.Linear(16, 10).to(device)
     if "RANK" in os.environ:
-        torch.distributed.init_process_group("gloo")
+        torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
         rank = torch.distributed.get_rank()
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loader = DataLoader(Failing(), batch_size=4, num_workers=int(os.environ.get("OWN", "1")))
     for x, y in loader:
-        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss = torch.nn.functional.cross_entropy(model(x.to(device)), y.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -72,8 +75,12 @@ def fail_in_loop(rank):
     steps += 1
     if MODE not in ("memory", "hang_loop", "rank_killed", "exit") or children() < FROM or steps % 50:
         return
+    if MODE == "memory" and torch.cuda.is_initialized():
+        torch.empty(1 << 44, device="cuda")  # 16 TiB
     if MODE == "memory":
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 1.00 GiB free.")
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 1.00 GiB free."
+        )
     if rank == 1 or "RANK" not in os.environ:
         if MODE == "hang_loop":
             time.sleep(10000)

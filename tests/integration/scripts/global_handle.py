@@ -24,7 +24,7 @@ class Records(Dataset):
     def __getitem__(self, index):
         global handle
         if handle is None:
-            handle = open(self.path, "rb", buffering=0)
+            handle = open(self.path, "rb", buffering=0)  # noqa: SIM115 (stays open, as in the scripts this stands for)
         handle.seek(index * WIDTH)
         time.sleep(0.001)
         found = int(handle.read(WIDTH))

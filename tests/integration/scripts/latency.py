@@ -1,4 +1,4 @@
-"""Latency-bound training: every sample waits 4 ms, nothing else takes time."""
+"""Latency-bound training: every sample waits (SAMPLE_S, 4 ms), nothing else takes time."""
 
 import os
 import time
@@ -12,7 +12,7 @@ class Slow(Dataset):
         return 32 * int(os.environ.get("STEPS", "100000"))
 
     def __getitem__(self, index):
-        time.sleep(0.004)
+        time.sleep(float(os.environ.get("SAMPLE_S", "0.004")))
         return torch.full((64,), float(index % 7)), index % 10
 
 
