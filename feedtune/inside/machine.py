@@ -11,18 +11,21 @@ import atexit
 import copy
 import gc
 import json
+import multiprocessing.util
 import os
 import sys
 import time
 import traceback
 from collections import Counter
-from typing import Any
+from typing import Any, NoReturn
 
 from . import snapshot
 from .client import Client, ControlLost
 from .feed import Feed
 from .replay import Cache, Player, measure
 from .swap import Source
+
+_ONE_SHOT = "the iterable dataset yields nothing when it is read again; start it for each trial: --isolate"
 
 
 class Block:
@@ -96,6 +99,8 @@ class Machine:
         self._base_files = watch.base_files
         self._shared: list[str] = []
         atexit.register(self._script_ended)
+        # A process of multiprocessing (mp.spawn) ends without atexit; its own finalizers come first.
+        self._finalizer = multiprocessing.util.Finalize(None, self._script_ended, exitpriority=1000)
 
     def new_epoch(self, loader: Any, already: int = 0) -> View:
         """The loop asks for an iterator: a view on the running block."""
@@ -179,7 +184,7 @@ class Machine:
         except StopIteration:
             self._empty_restarts += 1
             if self._empty_restarts > 2:
-                self._fail(block, "the iterable dataset yields nothing when it is read again")
+                self._fail(block, "loader_failed", _ONE_SHOT)
             raise
         except Exception:
             # The script may live with it; if it ends, this is what has ended it.
@@ -193,8 +198,8 @@ class Machine:
             self._cache.offer(batch, elements, size)
         return batch, elements, 0.0
 
-    def _fail(self, block: Block, text: str) -> None:
-        self.client.send({"type": "fail", "k": block.k, "rank": self._rank, "text": text[-4000:]})
+    def _fail(self, block: Block, reason: str, text: str) -> None:
+        self.client.send({"type": "fail", "k": block.k, "rank": self._rank, "reason": reason, "text": text})
 
     def _go_on(self, block: Block) -> bool:
         """A chunk has ended: whether the block goes on, as the server has fixed it for all ranks."""
@@ -228,7 +233,9 @@ class Machine:
         if plan["cache"]:
             self._cache = Cache(plan["cache"], plan["cache_bytes"])
         if plan["kind"] == "ceiling":
-            assert self._cache is not None
+            if self._cache is None:  # other processes of this start have filled theirs: folds, stages
+                self._fail(block, "script_ended", "its training began anew, and there is nothing to replay")
+                self._stay()
             block.player = Player(self._cache, plan["settings"]["pin_memory"], plan["replay"])
         else:
             if not plan["settings"]["num_workers"]:
@@ -301,6 +308,7 @@ class Machine:
     def forked(self) -> None:
         """This is a child of the rank: it has no part in the blocks."""
         atexit.unregister(self._script_ended)
+        self._finalizer.cancel()
         self.client.close()
 
     def _synchronize(self) -> None:
@@ -311,6 +319,10 @@ class Machine:
         """All blocks are done: end quietly and stay where we are until the driver ends the tree."""
         self._synchronize()
         self.client.send({"type": "done", "rank": self._rank})
+        self._stay()
+
+    def _stay(self) -> NoReturn:
+        """Nothing that the script does from here on may happen: the driver ends the tree."""
         while True:
             time.sleep(3600)
 

@@ -69,8 +69,8 @@ def _blocks(console: Any, document: dict[str, Any]) -> None:
     table.add_column("block")
     for name in ("workers", "prefetch", "pin", "steps", "steps/s", "starved"):
         table.add_column(name, justify="right")
-    others = {block["k"]: _other_settings(block["settings"]) for block in document["blocks"]}
-    if any(others.values()):
+    others = any(_other_settings(block["settings"]) for block in document["blocks"])
+    if others:
         table.add_column("other")
     table.add_column("state")
     for block in document["blocks"]:
@@ -89,13 +89,13 @@ def _blocks(console: Any, document: dict[str, Any]) -> None:
             str(block["steps"] or ""),
             "" if block["rate"] is None else f"{block['rate']:.2f}",
             "" if starved is None else f"{max(starved, 0):.1%}",
-            *([others[block["k"]]] if any(others.values()) else []),
+            *([_other_settings(settings)] if others else []),
             escape("" if state == "ok" else state),
         )
     console.print(table)
     compared = document["compared"]
     if compared:
-        pairs = sum(b["kind"] == "confirm" for b in document["blocks"]) // 2
+        pairs = sum(b["kind"] == "confirm" and b["rate"] is not None for b in document["blocks"]) // 2
         console.print(
             f"\nConfirmed in {pairs} interleaved pairs: {compared['ratio']:.3f}x "
             f"(95 % interval {compared['low']:.3f} to {compared['high']:.3f}){_edges_note(document)}\n"
