@@ -8,16 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import jsonschema
 import pytest
+from applying import SCHEMAS, identity_of, script, tuned
 from tuning import BIN, FEEDTUNE, SCRIPTS, environment, feedtune, result_of, wait_until_gone
 
-import feedtune as package
-
-SCHEMAS = Path(package.__file__).parent / "docs" / "schemas"
 RECEIVED = SCRIPTS / "received.py"
 SIGNALLED = SCRIPTS / "signalled.py"
 TORCHRUN = [BIN / "torchrun", "--standalone", "--nproc_per_node=2", RECEIVED, "distributed"]
@@ -27,33 +24,6 @@ NOT_FOUND = "no DataLoader like the tuned one"
 def received(logs: Path, rank: int = 0) -> dict[str, dict]:
     lines = (logs / f"received.rank{rank}").read_text().splitlines()
     return {line["kind"]: line for line in map(json.loads, lines)}
-
-
-def tuned(folder: Path, identity: dict, **settings) -> Path:
-    """A run folder as a tuning leaves it, with settings for a loader."""
-    values = {"num_workers": 2, "prefetch_factor": 2, "pin_memory": False, **settings}
-    document = {
-        "schema": "feedtune.tune/1",
-        "outcome": "gain",
-        "gain": {"ratio": 2.0, "low": 1.9, "high": 2.1},
-        "best": {"settings": values},
-        "loader": {"identity": identity},
-        "command": ["python", "train.py"],
-        "verdict": "",
-    }
-    folder.mkdir()
-    (folder / "result.json").write_text(json.dumps(document))
-    return folder
-
-
-def identity_of(run: Path) -> dict:
-    return result_of(run)["trainings"][0]["loader"]["identity"]
-
-
-def script(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "train.py"
-    path.write_text(textwrap.dedent(text))
-    return path
 
 
 class Training:
@@ -301,7 +271,6 @@ def test_the_scripts_own_sitecustomize_is_run(mode: list[str], tmp_path: Path) -
 
 
 OTHER_LOADERS = """
-    import os, subprocess, sys
     import torch
     from torch.utils.data import DataLoader
 
@@ -317,14 +286,13 @@ OTHER_LOADERS = """
     loader = DataLoader(Numbers(), batch_size=4, num_workers=1, multiprocessing_context="spawn")
     if __name__ == "__main__":
         assert len(list(loader)) == 2
-        subprocess.run([sys.executable, "-c", "import torch.utils.data"], check=True)
 """
 
 
 def test_a_loader_that_does_not_come_is_told_once(some_run: Path, tmp_path: Path) -> None:
     """Not by spawned workers, which make the script's loaders again, nor by what is made inside them."""
     path = script(tmp_path, OTHER_LOADERS)
-    done = feedtune("apply", some_run, "--", sys.executable, path, cwd=tmp_path)
+    done = feedtune("apply", some_run, "--", sys.executable, path, cwd=tmp_path, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     assert done.stderr.count("feedtune apply:") == 1
@@ -334,54 +302,6 @@ def test_a_loader_that_does_not_come_is_told_once(some_run: Path, tmp_path: Path
 def test_a_command_that_makes_no_loader_is_told_nothing(some_run: Path, tmp_path: Path) -> None:
     done = feedtune("apply", some_run, "--", sys.executable, "-c", "print(1)", cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("1\n", "")
-
-
-REFUSING = """
-    import torch
-    from torch.utils.data import DataLoader, Dataset
-
-    class Strict(DataLoader):
-        def __setattr__(self, name, value):
-            if getattr(self, "done", False):
-                raise AttributeError(name)
-            super().__setattr__(name, value)
-
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.done = True
-
-    def make():
-        return Strict(
-            list(range(8)), 4, num_workers=1, timeout=9, persistent_workers=True,
-            multiprocessing_context="fork", prefetch_factor=3,
-        )
-
-    loader = make()
-    assert [batch.tolist() for _ in range(2) for batch in loader] == 2 * [[0, 1, 2, 3], [4, 5, 6, 7]]
-    again = {name: getattr(loader, name) for name in (
-        "num_workers", "prefetch_factor", "timeout", "persistent_workers", "multiprocessing_context")}
-    print(again)
-    DataLoader(loader.dataset, **again)  # as libraries do
-"""
-
-
-def test_no_workers_take_away_what_torch_refuses_without_them(tmp_path: Path) -> None:
-    path = script(tmp_path, REFUSING)
-    lines = path.read_text().splitlines()
-    frames = [
-        [str(path), 1 + next(i for i, line in enumerate(lines) if word in line)]
-        for word in ("super().__init__(*args", "return Strict(", "loader = make()")
-    ]
-    identity = {
-        "frames": frames, "dataset": "list", "sampler": "BatchSampler(SequentialSampler)", "batch_size": 4,
-    }  # fmt: skip
-    run = tuned(tmp_path / "run", identity, num_workers=0, prefetch_factor=None)
-    done = feedtune("apply", run, "--", sys.executable, path, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == (
-        "{'num_workers': 0, 'prefetch_factor': None, 'timeout': 0, 'persistent_workers': False, "
-        "'multiprocessing_context': None}\n"
-    )
 
 
 @pytest.mark.parametrize("missing", ["best", "loader", "gain"])
@@ -456,253 +376,3 @@ def test_json_is_one_document_and_the_commands_output_is_kept(tmp_path: Path) ->
     assert "to stderr" in done.stderr
     shown = feedtune("report", tmp_path / "run", cwd=tmp_path)
     assert document["note"] in shown.stdout
-
-
-LONG = """
-    import os, sys
-    import torch
-    from torch.utils.data import DataLoader, Dataset, dataloader
-
-    class Numbers(Dataset):
-        def __len__(self):
-            return 40
-
-        def __getitem__(self, index):
-            return torch.ones(2)
-
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def train(loader, steps):
-        for _, batch in zip(range(steps), loader):
-            model(batch).sum().backward()
-            optimizer.step()
-"""
-
-
-def test_after_enough_steps_the_class_is_as_torch_made_it(tmp_path: Path) -> None:
-    text = (
-        LONG
-        + """
-    loader = DataLoader(Numbers(), batch_size=2)
-    own = dataloader._BaseDataLoaderIter.__next__
-    train(loader, 8)
-    watched = dataloader._BaseDataLoaderIter.__next__
-    train(loader, 8)
-    left = dataloader._BaseDataLoaderIter.__next__
-    print(watched is own, left is own.__wrapped__)
-    """
-    )
-    path = script(tmp_path, text)
-    words = ["--steps", "10", "--out", tmp_path / "run", "--", sys.executable, path]
-    done = feedtune("run", *words, cwd=tmp_path)
-    assert done.stdout == "True True\n", done.stderr
-    document = result_of(tmp_path / "run")
-    assert document["steps_asked"] == 10
-    assert document["trainings"][0]["job"]["steps"] == 10
-    lines = (tmp_path / "run" / "steps.rank0.jsonl").read_text().splitlines()
-    assert [json.loads(line)[0] for line in lines] == list(range(10))
-
-
-@pytest.mark.slow
-def test_a_run_folder_that_goes_costs_the_report_and_nothing_else(tmp_path: Path) -> None:
-    text = (
-        LONG
-        + f"""
-    import shutil
-    loader = DataLoader(Numbers(), batch_size=1)
-    train(loader, 8)
-    shutil.rmtree({str(tmp_path / "run")!r})
-    for _ in range(20):
-        train(loader, 40)
-    print("trained on")
-    sys.exit(7)
-    """
-    )
-    path = script(tmp_path, text)
-    done = feedtune("run", "--out", tmp_path / "run", "--", sys.executable, path, cwd=tmp_path)
-    assert done.returncode == 7, done.stderr
-    assert done.stdout == "trained on\n"
-    assert "Traceback" not in done.stderr
-    assert "could not be written" in done.stderr
-    assert "RUN was removed" in done.stderr
-
-
-MANY = (
-    LONG
-    + """
-    def loader():
-        return DataLoader(Numbers(), batch_size=4)
-
-    def evaluate():
-        with torch.no_grad():
-            for batch in DataLoader(Numbers(), batch_size=20):
-                model(batch)
-
-    kind = sys.argv[1]
-    if kind == "eval":
-        for epoch in range(3):
-            train(loader(), 10)
-            evaluate()
-    elif kind == "made":  # datasets made anew, each where the one before it lay
-        class Counted(Numbers):
-            def __init__(self, count):
-                self.count = count
-            def __len__(self):
-                return self.count
-        def make(count):
-            return DataLoader(Counted(count), batch_size=4)
-        for epoch in range(3):
-            train(make(40), 10)
-            for batch in make(20):
-                model(batch)
-    elif kind == "gan":
-        import itertools, time
-        class Slow(Numbers):
-            def __getitem__(self, index):
-                time.sleep(0.002)
-                return torch.ones(2)
-        for one, two in zip(loader(), DataLoader(Slow(), batch_size=4)):
-            model(one + two).sum().backward()
-            optimizer.step()
-    elif kind == "stages":  # the first loader stays alive
-        first, second = loader(), DataLoader(Numbers(), batch_size=1)
-        train(first, 10)
-        train(second, 40)
-    elif kind == "thread":
-        import queue, threading
-        ready = queue.Queue(2)
-        def fill():
-            for _ in range(4):
-                for batch in loader():
-                    ready.put(batch)
-            ready.put(None)
-        threading.Thread(target=fill).start()
-        while (batch := ready.get()) is not None:
-            model(batch).sum().backward()
-            optimizer.step()
-    elif kind == "fork":
-        import torch.multiprocessing as mp
-        def rank(number):
-            os.environ.update(RANK=str(number), WORLD_SIZE="2")
-            train(loader(), 10)
-        mp.start_processes(rank, nprocs=2, start_method="fork")
-    elif kind == "twice":
-        train(loader(), 5)
-        if os.fork() == 0:
-            train(loader(), 5)
-            sys.exit()
-        os.wait()
-    elif kind == "killed":
-        import time
-        train(loader(), 10)
-        time.sleep(1.1)
-        train(loader(), 3)
-        os.kill(os.getpid(), 9)
-"""
-)
-
-
-def watched(tmp_path: Path, kind: str, code: int = 0) -> dict:
-    """The document of one training of ``MANY``."""
-    words = ["--out", tmp_path / "run", "--", sys.executable, script(tmp_path, MANY), kind]
-    done = feedtune("run", *words, cwd=tmp_path, OMP_NUM_THREADS="1")
-    assert done.returncode == code, done.stderr
-    document = result_of(tmp_path / "run")
-    jsonschema.validate(document, json.loads((SCHEMAS / "feedtune.run-1.json").read_text()))
-    assert document["note"] is None
-    return document
-
-
-def test_evaluation_is_reported_apart(tmp_path: Path) -> None:
-    (training,) = watched(tmp_path, "eval")["trainings"]
-    assert training["job"]["steps"] == 30
-    assert training["job"]["first"]["count"] == 3
-    assert {tag: found["count"] for tag, found in training["job"]["excluded"].items()} == {"eval": 2}
-    (other,) = training["ranks"][0]["others"]
-    assert (other["batches"], other["iterations"], other["trains"]) == (6, 3, False)
-
-
-@pytest.mark.slow
-def test_loaders_made_anew_each_epoch_at_one_line_stay_apart(tmp_path: Path) -> None:
-    (training,) = watched(tmp_path, "made")["trainings"]
-    assert training["job"]["steps"] == 30
-    (other,) = training["ranks"][0]["others"]
-    assert (other["batches"], other["trains"]) == (15, False)
-
-
-@pytest.mark.slow
-def test_of_two_loaders_that_train_the_slower_is_recorded_and_the_other_named(tmp_path: Path) -> None:
-    (training,) = watched(tmp_path, "gan")["trainings"]
-    assert training["loader"]["dataset"] == "Slow"
-    assert training["job"]["steps"] == 10
-    (other,) = training["ranks"][0]["others"]
-    assert (other["dataset"], other["trains"]) == ("Numbers", True)
-
-
-@pytest.mark.slow
-def test_training_that_goes_on_with_another_loader_is_followed(tmp_path: Path) -> None:
-    (training,) = watched(tmp_path, "stages")["trainings"]
-    assert training["job"]["steps"] == 50
-    assert training["job"]["excluded"]["restart"]["count"] == 1
-    assert training["ranks"][0]["others"] == []
-
-
-@pytest.mark.slow
-def test_waits_of_a_prefetching_thread_are_not_the_loops(tmp_path: Path) -> None:
-    (training,) = watched(tmp_path, "thread")["trainings"]
-    assert training["ranks"][0]["own_thread"] is False
-    assert training["job"]["waits"] is None
-    assert training["job"]["rate"] is not None
-
-
-@pytest.mark.slow
-def test_forked_ranks_write_their_last_steps(tmp_path: Path) -> None:
-    """Their processes end without the handlers of ``atexit``."""
-    (training,) = watched(tmp_path, "fork")["trainings"]
-    assert [rank["steps"] for rank in training["ranks"]] == [10, 10]
-    assert [rank["others"] for rank in training["ranks"]] == [[], []]
-
-
-@pytest.mark.slow
-def test_a_child_of_a_rank_writes_nothing(tmp_path: Path) -> None:
-    (training,) = watched(tmp_path, "twice")["trainings"]
-    assert training["job"]["steps"] == 5
-
-
-@pytest.mark.slow
-def test_a_rank_that_is_killed_leaves_what_it_had_written(tmp_path: Path) -> None:
-    (training,) = watched(tmp_path, "killed", code=137)["trainings"]
-    assert training["job"]["steps"] == 11
-    assert training["ranks"][0]["others"] is None
-
-
-@pytest.mark.slow
-def test_an_applied_training_can_be_watched(tmp_path: Path) -> None:
-    path = script(tmp_path, MANY)
-    assert feedtune("run", "--out", tmp_path / "one", "--", sys.executable, path, "eval", cwd=tmp_path)
-    run = tuned(tmp_path / "tuned", identity_of(tmp_path / "one"), num_workers=1)
-    nested = [*FEEDTUNE, "apply", run, "--", sys.executable, path, "eval"]
-    done = feedtune("run", "--out", tmp_path / "two", "--", *nested, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("set on the DataLoader") == 1
-    (training,) = result_of(tmp_path / "two")["trainings"]
-    assert training["loader"]["num_workers"] == 1
-    assert training["loader"]["identity"] == identity_of(tmp_path / "one")
-    assert training["job"]["steps"] == 30
-
-
-@pytest.mark.slow
-def test_a_real_tuning_is_applied(tmp_path: Path) -> None:
-    latency = [sys.executable, SCRIPTS / "latency.py"]
-    words = ["--out", tmp_path / "run", "--trials", "2", "--max-workers", "8", "--block-seconds", "0.4"]
-    done = feedtune("tune", *words, "--", *latency, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    document = result_of(tmp_path / "run")
-    jsonschema.validate(document, json.loads((SCHEMAS / "feedtune.tune-1.json").read_text()))
-    assert document["loader"]["identity"]["sampler"] == "BatchSampler(SequentialSampler)"
-    applied = feedtune("apply", tmp_path / "run", "--", *latency, cwd=tmp_path, STEPS="20")
-    assert applied.returncode == 0, applied.stderr
-    settings = document["best"]["settings"]
-    assert f"num_workers={settings['num_workers']}, " in applied.stderr
-    assert "steps/s" in applied.stdout

@@ -95,3 +95,30 @@ def test_a_loader_in_order_stays_so_unless_the_tuning_has_changed_it() -> None:
     found = changes(loader, {**settings, "in_order": False, "multiprocessing_context": "spawn"})
     assert found["in_order"] is False
     assert found["_DataLoader__multiprocessing_context"].get_start_method() == "spawn"
+
+
+class Strict(DataLoader):
+    """A class that forbids setting attributes once it is made."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.done = True
+
+    def __setattr__(self, name, value) -> None:
+        if getattr(self, "done", False):
+            raise AttributeError(name)
+        super().__setattr__(name, value)
+
+
+def test_no_workers_take_away_what_torch_refuses_without_them() -> None:
+    loader = Strict(
+        DATA, 4, num_workers=1, timeout=9, persistent_workers=True, multiprocessing_context="fork",
+        prefetch_factor=3,
+    )  # fmt: skip
+    settings = {"num_workers": 0, "prefetch_factor": None, "pin_memory": False}
+    loader.__dict__.update(changes(loader, settings))
+    assert [batch.tolist() for _ in range(2) for batch in loader] == 2 * [[0, 1, 2, 3], [4, 5, 6, 7]]
+    names = ("num_workers", "prefetch_factor", "timeout", "persistent_workers", "multiprocessing_context")
+    again = {name: getattr(loader, name) for name in names}
+    assert again == dict(zip(names, (0, None, 0, False, None), strict=True))
+    assert len(DataLoader(DATA, **again)) == 8  # as libraries make another from it
