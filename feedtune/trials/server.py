@@ -44,7 +44,7 @@ def _until_cached(plan: BlockPlan, message: Message) -> int:
     left_s = plan.max_s - message["elapsed_s"]
     if not message.get("missing") or not message["pace_s"] or left_s <= 0:
         return 0
-    steps = min(message["missing"], int(left_s / message["pace_s"]))
+    steps = min(int(message["missing"]), int(left_s / message["pace_s"]))
     return -(-steps // plan.cycle) * plan.cycle
 
 
