@@ -1,4 +1,4 @@
-"""What has ended a block: from exit codes, tracebacks and stacks to a reason and a sentence."""
+"""What has ended a block: from exit codes and tracebacks to a reason and a sentence."""
 
 from __future__ import annotations
 
@@ -7,26 +7,42 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from feedtune.analysis.tracebacks import clean_lines, error_line, last_line, raised, sentence, tracebacks
 from feedtune.records import Reason
 
-# Lines of an error, of torch 2.6 to 2.13 and of CUDA, and what they mean; the first that fits counts.
+__all__ = ["Cause", "cause_of", "ended_by", "exit_codes", "last_line", "shown_output"]
+
+# What exceptions of torch 2.6 to 2.13, CUDA and the system mean; the first that fits counts.
 _SIGNS: tuple[tuple[str, Reason, str], ...] = (
-    (r"out of shared memory|Bus error|No space left on device.*/torch_|unable to (?:mmap|open|resize|write).*"
-     r"(?:/torch_|shared memory)", "shm", "/dev/shm is full: a worker died of a bus error"),
-    (r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|HIP out of memory", "gpu_memory",
-     "the GPU's memory is full"),
-    (r"^MemoryError|Cannot allocate memory|DefaultCPUAllocator", "ram", "the machine's memory is full"),
     (r"Too many open files|received \d+ items of ancdata", "descriptors", "too many open files"),
-    (r"worker \(pid\(?s?\)? [\d, ]+\) (?:is killed by signal: Killed|exited unexpectedly)"
-     r"|is killed by signal", "worker_died", "a worker process was killed"),
+    (r"killed by signal: Bus error", "shm", "a worker died of a bus error, as it does when /dev/shm is full"),
+    (r"(?:/torch_|shared memory|/dev/shm).*No space left|No space left.*/dev/shm"
+     r"|unable to allocate shared memory\(shm\)", "shm", "/dev/shm is full"),
+    (r"^[\w.]*OutOfMemoryError\b|(?:CUDA|HIP)(?: error:)? out of memory|Cuda failure.*out of memory"
+     r"|(?:CUDNN|CUBLAS)_STATUS_ALLOC_FAILED", "gpu_memory", "the GPU's memory is full"),
+    (r"^RuntimeError: unable to mmap.*Cannot allocate memory", "ram",
+     "no more memory can be mapped: it is full, or vm.max_map_count is reached"),
+    (r"^[\w.]*MemoryError\b|Cannot allocate memory|DefaultCPUAllocator|std::bad_alloc", "ram",
+     "the machine's memory is full"),
+    (r"DataLoader worker .*is killed by signal: Killed", "worker_died", "a worker process was killed"),
+    (r"DataLoader worker .*is killed by signal", "worker_died", "a worker process has crashed"),
+    (r"DataLoader worker \(pid.*exited unexpectedly", "worker_died", "a worker process ended by itself"),
     (r"DataLoader timed out", "hang", "the script's own time limit for a batch has passed"),
 )  # fmt: skip
+# Neither torch nor the system raises these for such a reason: whatever they say, it is the script's own.
+_SCRIPTS_OWN = re.compile(r"(?:Value|Type|Key|Index|Assertion|Attribute|NotImplemented)Error\b")
 # What peers of a rank that has gone say; the cause stands elsewhere.
 _ECHO = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|DistBackendError|Socket Timeout"
-    r"|Timed out waiting|connectFullMesh|remote process exited|NCCL communicator was aborted"
+    r"gloo/transport|Connection closed by peer|Connection reset by peer|Broken pipe|Socket Timeout"
+    r"|Dist(?:Backend|Network|Store)Error|Timed out waiting|connectFullMesh|remote process exited"
+    r"|NCCL communicator was aborted"
 )
-_KILLED = re.compile(r"Signal \d+ \((SIG\w+)\) received by PID (\d+)")  # torchrun's report
+_LAUNCHERS = re.compile(r"[\w.]*(?:ChildFailedError|ProcessExitedException|CalledProcessError)\b")
+_WATCHDOG = re.compile(r"\[Rank (\d+)\] Watchdog caught collective operation timeout: .*?OpType=(\w+)")
+_TORCHRUN_EXIT = re.compile(r"exitcode\s*:\s*(-?\d+) \(pid: (\d+)\)")
+_SPAWN_EXIT = re.compile(r"process (\d+) terminated with (?:signal (SIG\w+)|exit code (\d+))")
+# Signals that end a process which has not asked for it; shells add 128 to them.
+_DEADLY = ("SIGILL", "SIGABRT", "SIGBUS", "SIGFPE", "SIGKILL", "SIGSEGV")
 
 
 @dataclass(frozen=True)
@@ -39,40 +55,118 @@ class Cause:
 
 
 def cause_of(
-    errors: Sequence[tuple[int, str]],
+    uncaught: Sequence[tuple[int, str]],
+    loader: Sequence[tuple[int, str]],
     code: int | None,
     output: str,
-    in_loader: bool,
     silent: Mapping[int, int],
 ) -> Cause:
     """The cause of an end that was not planned.
 
     Args:
-        errors: ``(rank, traceback)`` of what was raised, in order of arrival.
+        uncaught: ``(rank, traceback)`` of what has ended ranks, in order of arrival.
+        loader: the same of what came out of a loader's ``next()``; the script may have lived with it.
         code: the command's exit code; negative: the signal that ended it; ``None`` while it runs.
         output: the end of the command's output.
-        in_loader: whether the first error came out of a loader's ``next()``.
         silent: ranks that ended without a word and their pids, the first one first.
     """
-    own = [(rank, text) for rank, text in errors if not _ECHO.search(last_line(text))]
-    rank, trace = (own or [(-1, "")])[0]
+    own = [(rank, text) for rank, text in uncaught if not _is_echo(text)]
+    if own:
+        lines = {error_line(text) for _, text in loader}
+        return _told(*own[0], in_loader=error_line(own[0][1]) in lines)
+    gone = next(iter(silent.items()), None)
+    number = _exit_of(*gone, code, output) if gone else None
+    if gone and number is not None and number < 0:
+        return _died(gone[0], number, code, output)
+    if loader:
+        return _told(*loader[-1], in_loader=True)
+    written = _own_error(output)
+    if written:  # a process of multiprocessing leaves no other trace of what it raised
+        return _told(None, written, in_loader=False)
+    if gone:
+        return _died(gone[0], number, code, output)
+    if uncaught:
+        return _told(*uncaught[0], in_loader=False)
+    if _deadly(code):
+        return Cause("rank_died", f"the command was ended by {ended_by(code)}", shown_output(output))
     shown = shown_output(output)
-    where = "" if rank < 0 else f"rank {rank}: "
-    said = trace or ("" if silent else shown)
-    for pattern, reason, text in _SIGNS:
-        if re.search(pattern, said, re.MULTILINE):
-            return Cause(reason, f"{where}{text}: {last_line(said)}", said)
-    if trace:
-        return Cause("loader_failed" if in_loader else "script_failed", f"{where}{last_line(trace)}", trace)
-    if silent:  # killed: its peers and its launcher only tell of the loss
-        gone, pid = next(iter(silent.items()))
-        signals = {int(number): name for name, number in _KILLED.findall(output)}
-        by = f"ended by {signals[pid]}" if pid in signals else "ended without a word (killed?)"
-        return Cause("rank_died", f"rank {gone} was {by}", shown)
-    ended = ended_by(code)
-    if code is not None and (code < 0 or code in (128 + signal.SIGKILL, 128 + signal.SIGSEGV)):
-        return Cause("rank_died", f"the command was ended by {ended}", shown)
-    return Cause("script_failed", f"{ended}: {last_line(shown)}", shown)
+    return Cause("script_failed", f"{ended_by(code)}: {error_line(shown)}", shown)
+
+
+def _told(rank: int | None, text: str, *, in_loader: bool) -> Cause:
+    """The cause that a traceback tells."""
+    where = "" if rank is None else f"rank {rank}: "
+    stack = "\n".join(clean_lines(text)).strip()
+    sign = _sign(stack)
+    if sign is not None:
+        reason, words, message = sign
+        return Cause(reason, f"{where}{words}: {sentence(message)}", stack)
+    return Cause("loader_failed" if in_loader else "script_failed", f"{where}{error_line(stack)}", stack)
+
+
+def _sign(text: str) -> tuple[Reason, str, str] | None:
+    """What an exception of a traceback is known for, and its message; earlier ones are causes."""
+    messages = [m for m in raised(text) or [last_line(text)] if not _SCRIPTS_OWN.match(m)]
+    for pattern, reason, words in _SIGNS:
+        for message in messages:
+            if re.search(pattern, message):
+                return reason, words, message
+    return None
+
+
+def _is_echo(text: str) -> bool:
+    """Whether a rank has failed only since another one has gone."""
+    if "DataLoader worker process" in text or "_utils/fetch.py" in text or _sign(text):
+        return False  # data can come over a connection, too
+    return bool(_ECHO.search((raised(text) or [last_line(text)])[-1]))
+
+
+def _died(rank: int, number: int | None, code: int | None, output: str) -> Cause:
+    """The cause where a rank has ended without a word."""
+    shown = shown_output(output)
+    watchdog = _WATCHDOG.search(output)
+    if watchdog and number != -signal.SIGKILL:
+        return Cause("hang", f"rank {watchdog[1]}: not all ranks took part in {watchdog[2]} in time", shown)
+    if number == -signal.SIGKILL:
+        text = "was ended by SIGKILL, as the system does when memory runs out"
+    elif number is not None and number < 0:
+        text = f"was ended by {ended_by(number)}"
+    elif number is not None:
+        text = f"ended with exit code {number} and without a word"
+    else:
+        text = f"ended without a word; of the command there is {ended_by(code)}"
+    return Cause("rank_died", f"rank {rank} {text}", shown)
+
+
+def exit_codes(output: str) -> tuple[dict[int, int], dict[int, int]]:
+    """Exit codes that a launcher has reported, negative for signals: by pid (torchrun), by rank (mp.spawn).
+
+    >>> exit_codes("  exitcode  : -9 (pid: 123)  (SIGKILL)")
+    ({123: -9}, {})
+    >>> exit_codes("ProcessExitedException: process 1 terminated with signal SIGSEGV")
+    ({}, {1: -11})
+    """
+    by_pid = {int(pid): int(code) for code, pid in _TORCHRUN_EXIT.findall(output)}
+    by_rank = {}
+    for rank, name, code in _SPAWN_EXIT.findall(output):
+        by_rank[int(rank)] = int(code) if code else -getattr(signal, name, 0)
+    return by_pid, by_rank
+
+
+def _exit_of(rank: int, pid: int, code: int | None, output: str) -> int | None:
+    """A rank's exit code, negative for a signal; ``None`` where nobody has told it."""
+    by_pid, by_rank = exit_codes(output)
+    told = by_pid.get(pid, by_rank.get(rank))
+    if told is not None:
+        return told
+    return _deadly(code)
+
+
+def _deadly(code: int | None) -> int | None:
+    """The signal in a command's exit code, negative; ``None`` where it tells of none."""
+    number = 0 if code is None else -code if code < 0 else code - 128
+    name = ended_by(-number) if number > 0 else ""
+    return -number if name in _DEADLY or (name and code is not None and code < 0) else None
 
 
 def ended_by(code: int | None) -> str:
@@ -90,104 +184,25 @@ def ended_by(code: int | None) -> str:
         return f"exit code {code}"
 
 
-@dataclass(frozen=True)
-class Standing:
-    """Where a process stands that does not move: its calls ``(function, file, line)``, innermost first."""
-
-    pid: int
-    calls: tuple[tuple[str, str, int], ...]
-
-    @property
-    def waits(self) -> str | None:
-        """What it waits for of others: ``batch``, ``ranks`` or ``work``; ``None``: it is busy, or hangs."""
-        for name, file in self._names():
-            if name in ("_try_get_data", "_get_data") and file.endswith("dataloader.py"):
-                return "batch"
-            if name == "_worker_loop":
-                return "work"  # no fetch above it: it waits for indices
-            if name == "fetch" and file.endswith("fetch.py"):
-                return None
-            if "torch/distributed/" in file or name == "_engine_run_backward":
-                return "ranks"  # DDP reduces inside backward
-        return None
-
-    @property
-    def is_worker(self) -> bool:
-        """Whether it is a worker of a DataLoader."""
-        return any(name == "_worker_loop" for name, _ in self._names())
-
-    @property
-    def fetches(self) -> bool:
-        """Whether it is reading and collating samples."""
-        return any(name == "fetch" and file.endswith("fetch.py") for name, file in self._names())
-
-    @property
-    def place(self) -> str:
-        """The innermost call of the script's own; the innermost of all if there is none."""
-        own = (call for call in self.calls if not _FOREIGN.search(call[1]))
-        call = next(own, self.calls[0] if self.calls else None)
-        return _shown(call) if call else "an unknown place"
-
-    def __str__(self) -> str:
-        return "\n".join(f"  {_shown(call)}" for call in self.calls)
-
-    def _names(self) -> list[tuple[str, str]]:
-        # py-spy writes Class.method where the interpreter knows it, faulthandler the function alone.
-        return [(function.rpartition(".")[2], file) for function, file, _ in self.calls]
-
-
-_FOREIGN = re.compile(r"/lib/python3|site-packages|/_feedtune_|^<frozen")
-
-
-def _shown(call: tuple[str, str, int]) -> str:
-    function, file, line = call
-    return f"{function} ({file}:{line})"
-
-
-def blame(ranks: Mapping[int, Standing | None], workers: Mapping[int, Sequence[Standing]]) -> Cause:
-    """Who hangs, where all stand still.
-
-    Args:
-        ranks: each rank's main thread; ``None`` where its stack could not be read.
-        workers: the stacks of each rank's children that could be read.
-    """
-    stack = "\n".join(_described(rank, ranks[rank], workers.get(rank, ())) for rank in sorted(ranks))
-    for rank in sorted(ranks):
-        busy = [w for w in workers.get(rank, ()) if w.is_worker and w.waits is None]
-        standing = ranks[rank]
-        if busy and (standing is None or standing.waits == "batch"):
-            return Cause("hang", f"a worker of rank {rank} hangs in {busy[0].place}", stack)
-    read = {rank: standing for rank, standing in sorted(ranks.items()) if standing is not None}
-    stuck = [
-        f"rank {rank} hangs in {'a fetch' if s.fetches else 'its loop'}, in {s.place}"
-        for rank, s in read.items()
-        if s.waits is None
-    ]
-    waiting = [f"rank {rank} waits for {_WAITS_FOR[s.waits]}" for rank, s in read.items() if s.waits]
-    return Cause("hang", "; ".join(stuck or waiting) or "no stack could be read", stack)
-
-
-_WAITS_FOR = {"batch": "its workers", "ranks": "the other ranks", "work": "work"}
-
-
-def _described(rank: int, standing: Standing | None, workers: Sequence[Standing]) -> str:
-    lines = [f"rank {rank}, process {standing.pid}:\n{standing}" if standing else f"rank {rank}: no stack"]
-    busy = (worker for worker in workers if worker.is_worker and worker.waits is None)
-    return "\n".join([*lines, *(f"rank {rank}, worker process {w.pid}:\n{w}" for w in busy)])
-
-
 def shown_output(text: str, lines: int = 15) -> str:
-    """Of a command's output what tells of its end: its last traceback, or its last lines."""
-    found = [line[:500] for line in text.splitlines()]
-    starts = [i for i, line in enumerate(found) if line.startswith("Traceback")]
-    if starts and "ChildFailedError" not in text[text.rfind("Traceback") :]:
-        return "\n".join(found[starts[-1] :][-40:])
-    if starts:  # torchrun's own report comes last; the script's error is the first one
-        end = next((i for i in range(starts[0] + 1, len(found)) if found[i][:1] not in ("", " ")), starts[0])
-        return "\n".join(found[starts[0] : end + 1])
-    return "\n".join(found[-lines:])
+    """Of a command's output what tells of its end: the traceback that does, or its last lines."""
+    rows = clean_lines(text)
+    found = tracebacks(rows)
+    if not found:
+        return "\n".join([row for row in rows if row.strip()][-lines:])
+    told = _own_error(text) or next((t for t in found if not _of_launcher(t)), found[-1])
+    return "\n".join(told.splitlines()[-40:])
 
 
-def last_line(text: str) -> str:
-    """The last line that says something; of a traceback, the error itself."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+def _own_error(output: str) -> str | None:
+    """The traceback in an output that is neither a launcher's report nor the echo of another rank's end."""
+    found = tracebacks(clean_lines(output))
+    own = [trace for trace in found if not _of_launcher(trace) and not _is_echo(trace)]
+    if not own:
+        return None
+    # Ranks that are ended by a launcher raise later than the one whose error it reports.
+    return own[0] if len(own) < len(found) else own[-1]
+
+
+def _of_launcher(trace: str) -> bool:
+    return bool(_LAUNCHERS.match((raised(trace) or [""])[-1]))

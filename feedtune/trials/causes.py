@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from feedtune.analysis.failures import Cause, Standing, blame, cause_of
+from feedtune.analysis.failures import Cause, cause_of
+from feedtune.analysis.standing import Standing, blame
 from feedtune.beside.stacks import children, read_stack
 from feedtune.launch.boot import BootFolder
 from feedtune.trials.server import StartState
@@ -46,7 +47,7 @@ def ended(state: StartState, k: int, code: int | None, output: str) -> Cause:
     by_pid = {hello["pid"]: rank for rank, hello in state.hellos.items()}
     lost = {by_pid[pid]: pid for pid in state.lost if pid in by_pid}
     silent = {rank: pid for rank, pid in lost.items() if (k, rank) not in state.results and code != 0}
-    return cause_of(uncaught or loader[-1:], code, output, bool(loader), silent)
+    return cause_of(uncaught, loader, code, output, silent)
 
 
 def _diverged(state: StartState, k: int) -> Cause | None:
