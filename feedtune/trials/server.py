@@ -186,6 +186,8 @@ class ControlServer:
         pid = message.get("pid")
         if before is not None and before.get("pid") not in (pid, *state.lost):
             return {"ok": False}  # a second program that calls itself the same rank: it trains on untouched
+        if before is not None and before.get("pid") != pid:  # the script trains once more: folds, stages
+            state.results = {key: end for key, end in state.results.items() if key[1] != message["rank"]}
         if state.loader is None or state.loader == message["loader"].get("number", state.loader):
             state.hellos[message["rank"]] = message
         return {"ok": True} if state.loader is None else {"ok": True, "loader": state.loader}

@@ -144,11 +144,11 @@ class Session:
         """Run one block on all ranks; a script that ends meanwhile is started again for it."""
         if self.isolate and self._blocks_in_start and not (plan.kind == "ceiling" and self._cached):
             self.stop()
-        if plan.kind == "ceiling" and not self._cached and self._cache_plan is not None:
-            self.run(self._cache_plan)  # a new start has no batches to replay yet
         while True:
             if self.process is not None and self.process.poll() is not None:
                 self.stop()
+            if plan.kind == "ceiling" and not self._cached and self._cache_plan is not None:
+                self.run(self._cache_plan)  # a new start has no batches to replay yet
             if self.process is None:
                 self._announce_restart()
             plan = replace(plan, k=self._k, replay=self._replay if plan.kind == "ceiling" else ())
@@ -179,7 +179,7 @@ class Session:
         while True:
             complete = self.server.wait(lambda: bool(state.failures) or self._all_in(state, plan.k), _POLL_S)
             if state.failures:
-                return Cause("loader_failed", state.failures[0]["text"])
+                return Cause(state.failures[0]["reason"], state.failures[0]["text"])
             now = time.monotonic()
             if complete:
                 first_result = first_result or now
@@ -265,7 +265,7 @@ class Session:
 
     def _rank_block(self, k: int, rank: int, end: Mapping[str, Any]) -> RankBlock:
         lines, self._offsets[rank] = self.run_dir.read_steps(rank, self._offsets.get(rank, 0))
-        records = [StepRecord(*line[1:]) for line in lines if line[0] == k]
+        records = [StepRecord(*line[1:]) for line in lines if line[0] == k][-end["steps"] :]
         return RankBlock(
             records, end["start_s"], end["end_s"], end["first_step"], end["worker_s"], end["close_s"]
         )
@@ -280,6 +280,7 @@ class Session:
 
     def stop(self) -> None:
         """End the tree now."""
+        self._cached = False
         if self.process is not None:
             self.boot.keep_signs()
             self.process.kill()
