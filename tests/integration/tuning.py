@@ -16,7 +16,7 @@ from typing import Any
 
 SCRIPTS = Path(__file__).parent / "scripts"
 BIN = Path(sys.executable).parent
-FEEDTUNE = [str(BIN / "feedtune")]
+FEEDTUNE = [str(BIN / "feedtune")] if (BIN / "feedtune").exists() else [sys.executable, "-m", "feedtune"]
 
 
 def environment(**more: str) -> dict[str, str]:
