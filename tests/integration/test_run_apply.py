@@ -212,10 +212,24 @@ def test_apply_is_the_same_process(some_run: Path) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-def test_ctrl_c_in_a_terminal_comes_once(tmp_path: Path) -> None:
-    """The terminal signals the whole foreground group: feedtune must not hand its own on."""
+IN_A_TERMINAL = """
+import os, sys
+from feedtune.launch.foreground import Foreground
+
+forwarded, kill = [], os.kill
+os.kill = lambda *words: (forwarded.append(words), kill(*words))
+with Foreground() as foreground:
+    code = foreground.run(sys.argv[1:], os.environ)
+print("forwarded", forwarded)
+sys.exit(code)
+"""
+
+
+def test_ctrl_c_in_a_terminal_is_not_handed_on(tmp_path: Path) -> None:
+    """The terminal signals the whole foreground group: the command has it already."""
+    (tmp_path / "foreground.py").write_text(IN_A_TERMINAL)
     code = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
-    words = [*FEEDTUNE, "run", "--out", str(tmp_path / "run"), "--", sys.executable, str(SIGNALLED), "SIGINT"]
+    words = [sys.executable, str(tmp_path / "foreground.py"), sys.executable, str(SIGNALLED), "SIGINT"]
     with subprocess.Popen(
         [sys.executable, "-c", code, *words],
         env=environment(EXIT="7"),
@@ -230,7 +244,7 @@ def test_ctrl_c_in_a_terminal_comes_once(tmp_path: Path) -> None:
         said += b"".join(process.stdout)
     assert process.returncode == 7, said
     assert said.count(b"SIGINT") == 1
-    assert result_of(tmp_path / "run")["exit_code"] == 7
+    assert b"forwarded []" in said
 
 
 def test_sigkill_of_feedtune_lets_the_training_go_on(tmp_path: Path) -> None:
@@ -297,6 +311,28 @@ def test_a_loader_that_does_not_come_is_told_once(some_run: Path, tmp_path: Path
     assert done.stdout == ""
     assert done.stderr.count("feedtune apply:") == 1
     assert f"{NOT_FOUND} (/a/train.py:3, dataset Photos, batch size 8) was made" in done.stderr
+
+
+@pytest.mark.slow
+def test_what_an_applied_training_starts_says_nothing_more(tmp_path: Path) -> None:
+    text = """
+    import subprocess, sys
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader([1, 2, 3], batch_size=3)
+    helper = "from torch.utils.data import DataLoader; DataLoader([1])"
+    subprocess.run([sys.executable, "-c", helper], check=True)
+    print(loader.num_workers)
+    """
+    path = script(tmp_path, text)
+    identity = {
+        "frames": [[str(path), 5]], "dataset": "list", "sampler": "BatchSampler(SequentialSampler)",
+        "batch_size": 3,
+    }  # fmt: skip
+    run = tuned(tmp_path / "run", identity)
+    done = feedtune("apply", run, "--", sys.executable, path, cwd=tmp_path)
+    assert done.stdout == "2\n", done.stderr
+    assert done.stderr.count("feedtune apply:") == 1
 
 
 def test_a_command_that_makes_no_loader_is_told_nothing(some_run: Path, tmp_path: Path) -> None:

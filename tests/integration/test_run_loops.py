@@ -44,12 +44,13 @@ def test_after_enough_steps_the_class_is_as_torch_made_it(tmp_path: Path) -> Non
     train(loader, 8)
     left = dataloader._BaseDataLoaderIter.__next__
     print(watched is own, left is own.__wrapped__)
+    print(os.environ.get("PYTHONPATH"), [name for name in os.environ if "FEEDTUNE" in name])
     """
     )
     path = script(tmp_path, text)
     words = ["--steps", "10", "--out", tmp_path / "run", "--", sys.executable, path]
-    done = feedtune("run", *words, cwd=tmp_path)
-    assert done.stdout == "True True\n", done.stderr
+    done = feedtune("run", *words, cwd=tmp_path, PYTHONPATH="/mine")
+    assert done.stdout == "True True\n/mine []\n", done.stderr
     document = result_of(tmp_path / "run")
     assert document["steps_asked"] == 10
     assert document["trainings"][0]["job"]["steps"] == 10

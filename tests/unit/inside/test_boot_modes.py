@@ -35,10 +35,12 @@ def clean() -> dict[str, str]:
 
 def test_a_run_inside_another_hooks_once_for_each(tmp_path: Path) -> None:
     outer, inner = boot(tmp_path / "outer", "outer", "run"), boot(tmp_path / "inner", "inner", "apply")
-    env = inner.environment(outer.environment(clean()))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "sitecustomize.py").write_text("import builtins; builtins.MINE = 1\n")
+    env = inner.environment(outer.environment({**clean(), "PYTHONPATH": str(tmp_path / "mine")}))
     assert python(env, FINDERS).stdout.strip() == "['_feedtune_outer', '_feedtune_inner']"
-    done = python(env, "from torch.utils.data import DataLoader as D; print(len(D([1])))")
-    assert done.stdout == "1\n"
+    done = python(env, "from torch.utils.data import DataLoader as D; print(len(D([1])), MINE)")
+    assert done.stdout == "1 1\n"
     assert done.stderr.count("feedtune apply: no DataLoader") == 1
     assert outer.seen() == {"python", "torch", "loader"}
 
