@@ -1,8 +1,8 @@
 """The last Python stack of a process that does not move: by py-spy, else by the process's own faulthandler.
 
 py-spy reads another process's memory, which the system can refuse (ptrace). The hook has therefore
-registered ``faulthandler`` on a signal in every rank and every forked worker; it writes all threads to
-``stack.<pid>`` in the run folder, also while the interpreter is stuck in C code.
+registered ``faulthandler`` on a signal in every rank and every forked worker; it writes the main thread,
+which takes the signal, to ``stack.<pid>`` in the run folder, also while the interpreter is stuck in C code.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def parse_py_spy(text: str, pid: int) -> tuple[Call, ...]:
     (('f', 'a.py', 3),)
     """
     threads = json.loads(text)
-    main = next((t for t in threads if t.get("os_thread_id") == pid), threads[0] if threads else {})
+    # In another pid namespace the number is another one; the list ends with the oldest thread.
+    main = next((t for t in threads if t.get("os_thread_id") == pid), None)
+    main = main or next((t for t in threads if t.get("thread_name") == "MainThread"), None)
+    main = main or (threads[-1] if threads else {})
     return tuple((f["name"], f["filename"], f["line"]) for f in main.get("frames", ()))
 
 
@@ -92,7 +95,7 @@ def _py_spy() -> list[str]:
 
 def _ask_py_spy(command: list[str], pid: int) -> tuple[Call, ...]:
     words = [*command, "dump", "--nonblocking", "--full-filenames", "--json", "--pid", str(pid)]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError, KeyError):
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError):
         done = subprocess.run(words, capture_output=True, text=True, timeout=_PY_SPY_SECONDS, check=False)
         if done.returncode == 0:
             return parse_py_spy(done.stdout, pid)
@@ -103,17 +106,18 @@ def _ask_faulthandler(pid: int, file: Path) -> tuple[Call, ...]:
     """Send the signal that the hook has registered, where it has: its default action would kill."""
     if not file.exists() or not _catches(pid):
         return ()
-    before = file.stat().st_size
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # the process ends meanwhile, or its rank removes the file of a worker
+        before = file.stat().st_size
         os.kill(pid, SIGNAL)
-    deadline = time.monotonic() + _ANSWER_SECONDS
-    while time.monotonic() < deadline:
-        time.sleep(0.05)
-        if (size := file.stat().st_size) > before:
-            time.sleep(0.05)  # the rest of it
-            if file.stat().st_size == size:
-                break
-    return parse_faulthandler(file.read_text(errors="replace")[before:])
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            if (size := file.stat().st_size) > before:
+                time.sleep(0.05)  # the rest of it
+                if file.stat().st_size == size:
+                    break
+        return parse_faulthandler(file.read_bytes()[before:].decode(errors="replace"))
+    return ()
 
 
 def _catches(pid: int) -> bool:

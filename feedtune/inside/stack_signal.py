@@ -16,8 +16,7 @@ _file: Any = None  # faulthandler keeps the descriptor only
 def arm(folder: str) -> None:
     """Register on the signal, if nobody else uses it; the stack goes to ``stack.<pid>`` in the folder."""
     global _file
-    mine = _file is not None  # a forked worker has its rank's registration
-    if not mine and signal.getsignal(SIGNAL) is not signal.SIG_DFL:
+    if signal.getsignal(SIGNAL) is not signal.SIG_DFL:  # it knows no handler of faulthandler's own
         return
     try:
         file = open(os.path.join(folder, f"stack.{os.getpid()}"), "w")  # noqa: SIM115 (stays open)
