@@ -17,6 +17,8 @@ import pytest
 from test_guard_tiers import DRIVER, PLAIN, PROGRAM, ROOT, TIERS, Place, base, digest, prepare
 from tuning import SCRIPTS
 
+from feedtune.launch.boot import BootFolder
+
 __all__ = ["base"]  # a fixture
 
 SCRIPT = (SCRIPTS / "libraries" / "file_functions.py").read_text()
@@ -97,3 +99,19 @@ def test_python_of_other_versions_is_redirected(base: Path, version: str) -> Non
         bad = json.loads(outcome.read_text())
         assert not bad, "\n".join(bad.values())
     assert digest(place.cwd) == before
+
+
+@pytest.mark.parametrize("only", [True, False])
+def test_what_a_rank_starts_is_guarded_but_no_rank_itself(tmp_path: Path, only: bool) -> None:
+    boot = BootFolder(tmp_path / "boot", "00ff", {"records": str(tmp_path), "mode": "tune"})
+    boot.set_start(1)
+    guard = {"upper": str(tmp_path / "upper"), "passthrough": [], "writable": [], "protect": []}
+    env = boot.environment({**os.environ, "FEEDTUNE_GUARD": json.dumps(guard)})
+    code = "open('new', 'w').write('1'); import torch.utils.data.dataloader as d; "
+    code += "print(hasattr(d.DataLoader.__init__, '__wrapped__'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True,
+        env={**env, "FEEDTUNE_GUARD_ONLY": "1"} if only else env,
+    )  # fmt: skip
+    assert done.stdout.strip() == str(not only), done.stderr
+    assert not (tmp_path / "new").exists()
