@@ -38,7 +38,25 @@ def patch(module: Any, config: dict[str, Any]) -> None:
 
 
 def _follow(cls: Any, runtime: Runtime) -> None:
-    """Wrap ``__init__`` and ``__iter__``."""
+    """Wrap ``__init__`` and ``__iter__``, also of subclasses that have taken both into their own hands."""
+    _wrap(cls, runtime)
+
+    @classmethod  # type: ignore[misc]  # it becomes one of DataLoader's
+    def __init_subclass__(sub: Any, **words: Any) -> None:
+        super(cls, sub).__init_subclass__(**words)
+        if _stands_alone(sub):
+            _wrap(sub, runtime)
+
+    cls.__init_subclass__ = __init_subclass__
+
+
+def _stands_alone(cls: Any) -> bool:
+    """Whether a subclass makes its iterators as DataLoader does, and never asks DataLoader: torchdata's."""
+    code = getattr(vars(cls).get("__iter__"), "__code__", None)
+    return code is not None and "_get_iterator" in code.co_names and "super" not in code.co_names
+
+
+def _wrap(cls: Any, runtime: Runtime) -> None:
     make, iterate = cls.__init__, cls.__iter__
 
     @functools.wraps(make)

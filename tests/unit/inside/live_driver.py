@@ -80,13 +80,18 @@ class Live:
         """Run blocks one after the other: what the rank reported of each."""
         results = []
         for plan in plans:
-            k, self._k = self._k, self._k + 1
-            self.server.publish(BlockPlan(**{**plan.__dict__, "k": k}))
+            k = self.begin(plan)
             self._expect(lambda k=k: (k, 0) in self.state.results or bool(self.state.failures))
             if self.state.failures:
                 break
             results.append(self.state.results[k, 0])
         return results
+
+    def begin(self, plan: BlockPlan) -> int:
+        """Let the rank begin a block, whose number is returned."""
+        k, self._k = self._k, self._k + 1
+        self.server.publish(BlockPlan(**{**plan.__dict__, "k": k}))
+        return k
 
     def finish(self) -> list[dict]:
         """Say that all is done, wait until the rank has heard it, and end it: all that it logged."""
@@ -105,6 +110,11 @@ class Live:
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
             self.ended()
+
+    def connections(self) -> int:
+        """How many processes are connected to the control server."""
+        with self.server.locked():
+            return len(self.server._open)
 
     def close(self) -> None:
         self.kill()

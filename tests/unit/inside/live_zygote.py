@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 
+import live_rules
 import live_scenarios
 import torch
 import torch.utils.data.dataloader as module
@@ -30,9 +31,8 @@ def run(request: dict) -> int:
         if request["config"] is not None:
             hook.patch(module, request["config"])
         with open(request["out"], "a", buffering=1) as out:
-            getattr(live_scenarios, request["name"])(
-                lambda **entry: out.write(json.dumps(entry) + "\n"), request
-            )
+            module_of = live_rules if hasattr(live_rules, request["name"]) else live_scenarios
+            getattr(module_of, request["name"])(lambda **entry: out.write(json.dumps(entry) + "\n"), request)
             out.write('{"at": "end"}\n')
         code = 0
     except (Exception, SystemExit):  # noqa: BLE001 - printed as the interpreter does, told by the status
