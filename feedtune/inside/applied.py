@@ -19,19 +19,6 @@ _APPLIED = "FEEDTUNE_APPLIED"  # in the environment of what an applied training 
 _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 
-def install(cls: Any, config: dict[str, Any]) -> None:
-    """Wrap ``__init__`` of the DataLoader class."""
-    applied = Applied(config["settings"], config["identity"])
-    make = cls.__init__
-
-    @functools.wraps(make)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        applied.made(self)
-
-    cls.__init__ = __init__
-
-
 class Applied:
     """What a process knows of the loader to be set.
 
@@ -47,6 +34,17 @@ class Applied:
         self._silent = False
         self._rank = 0
         os.register_at_fork(after_in_child=self._forked)
+
+    def follow(self, cls: Any) -> None:
+        """Wrap ``__init__`` of a DataLoader class."""
+        make = cls.__init__
+
+        @functools.wraps(make)
+        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+            make(loader, *args, **kwargs)
+            self.made(loader)
+
+        cls.__init__ = __init__
 
     def made(self, loader: Any) -> None:
         """A loader is made: set it if it is the one."""

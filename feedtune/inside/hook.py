@@ -7,10 +7,11 @@ built when this runs; all that touches its optimizers waits for the first loader
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .signs import note
-from .site import call_site
+from .site import call_site, note_made
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -21,31 +22,31 @@ def patch(module: Any, config: dict[str, Any]) -> None:
 
     ``trial`` (tune) runs blocks behind the loop's iterator, ``run`` only watches, ``apply`` only sets.
     """
-    mode = config.get("mode", "trial")
+    cls, mode = module.DataLoader, config.get("mode", "trial")
     if mode == "apply":
-        from . import applied
+        from .applied import Applied
 
-        applied.install(module.DataLoader, config)
+        _on_each(cls, Applied(config["settings"], config["identity"]).follow)
     elif mode == "run":
         from .observed import Observer
 
-        _follow(module.DataLoader, Observer(config, module))
+        _on_each(cls, functools.partial(_follow, Observer(config, module)))
     else:
         from .runtime import Runtime
 
-        _follow(module.DataLoader, Runtime(config, module.DataLoader))
-        _note_workers(module.DataLoader, config["folder"])
+        _on_each(cls, functools.partial(_follow, Runtime(config, cls)))
+        _note_workers(cls, config["folder"])
 
 
-def _follow(cls: Any, runtime: Runtime) -> None:
-    """Wrap ``__init__`` and ``__iter__``, also of subclasses that have taken both into their own hands."""
-    _wrap(cls, runtime)
+def _on_each(cls: Any, follow: Callable[[Any], None]) -> None:
+    """Follow DataLoader, and also subclasses that have taken its methods into their own hands."""
+    follow(cls)
 
     @classmethod  # type: ignore[misc]  # it becomes one of DataLoader's
     def __init_subclass__(sub: Any, **words: Any) -> None:
         super(cls, sub).__init_subclass__(**words)
         if _stands_alone(sub):
-            _wrap(sub, runtime)
+            follow(sub)
 
     cls.__init_subclass__ = __init_subclass__
 
@@ -56,14 +57,15 @@ def _stands_alone(cls: Any) -> bool:
     return code is not None and "_get_iterator" in code.co_names and "super" not in code.co_names
 
 
-def _wrap(cls: Any, runtime: Runtime) -> None:
+def _follow(runtime: Runtime, cls: Any) -> None:
+    """Wrap ``__init__`` and ``__iter__``."""
     make, iterate = cls.__init__, cls.__iter__
 
     @functools.wraps(make)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         if runtime.active():
-            self.__dict__["_feedtune_site"] = call_site()
+            note_made(self, call_site())
             runtime.loader_made()
 
     @functools.wraps(iterate)

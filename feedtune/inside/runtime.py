@@ -15,7 +15,7 @@ from .identity import Watch, batch_size_of, shape_of
 from .machine import Machine, View
 from .probe import start_method
 from .signs import mark, note
-from .site import identify
+from .site import identity_of
 from .stack_signal import arm
 from .watched import Watched
 
@@ -219,7 +219,7 @@ def describe(watched: Watched, runtime: Runtime) -> dict[str, Any]:
         "multiprocessing_context": None if context is None else context.get_start_method(),
         "start_method": start_method(),
         "site": watched.watch.place,
-        "identity": identify(loader),
+        "identity": identity_of(loader),
         "optimizer_steps": runtime.optimizer_steps,
         "trained": watched.watch.trained > 0,
         "open_files": sorted(runtime.open_files),

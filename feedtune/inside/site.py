@@ -9,11 +9,13 @@ from typing import Any
 
 from .identity import batch_size_of
 
+Site = tuple[tuple[str, int, int], ...]
+
 _OWN = os.path.dirname(os.path.abspath(__file__))
 _COPY = f"{os.sep}_feedtune_"  # this package in a start-up folder; one run can start inside another
 
 
-def call_site() -> tuple[tuple[str, int, int], ...]:
+def call_site() -> Site:
     """The three innermost frames outside torch and this package: ``((file, line, instruction), ...)``."""
     frame: FrameType | None = sys._getframe(1)
     found: list[tuple[str, int, int]] = []
@@ -25,16 +27,30 @@ def call_site() -> tuple[tuple[str, int, int], ...]:
     return tuple(found)
 
 
-def identify(loader: Any, site: tuple[tuple[str, int, int], ...] | None = None) -> dict[str, Any]:
+def note_made(loader: Any, site: Site) -> None:
+    """Note in a loader where it was made, and what ``apply`` will know of it at that moment.
+
+    Libraries go on to change it: accelerate puts another sampler in, after ``__init__``.
+    """
+    loader.__dict__["_feedtune_site"] = site
+    loader.__dict__["_feedtune_identity"] = identify(loader, site)
+
+
+def identity_of(loader: Any) -> dict[str, Any]:
+    """The identity noted when a loader was made; as it looks now, where that was not seen."""
+    noted: dict[str, Any] | None = loader.__dict__.get("_feedtune_identity")
+    return identify(loader, ()) if noted is None else noted
+
+
+def identify(loader: Any, site: Site) -> dict[str, Any]:
     """What is the same about a loader in every run of a script, as JSON.
 
     Args:
-        loader: the loader.
-        site: where it was made; by default as noted in the loader when it was made.
+        loader: the loader, at the end of its ``__init__``.
+        site: where it is made.
     """
-    frames = site if site is not None else loader.__dict__.get("_feedtune_site") or ()
     return {
-        "frames": [[_real(name), line] for name, line, _ in frames],
+        "frames": [[_real(name), line] for name, line, _ in site],
         "dataset": type(loader.dataset).__name__,
         "sampler": _sampler(loader),
         "batch_size": batch_size_of(loader),

@@ -123,6 +123,11 @@ MANY = (
         first, second = loader(), DataLoader(Numbers(), batch_size=1)
         train(first, 10)
         train(second, 40)
+    elif kind == "stateful":
+        from torchdata.stateful_dataloader import StatefulDataLoader
+        loader = StatefulDataLoader(Numbers(), batch_size=4)
+        train(loader, 10)
+        print(loader.num_workers)
     elif kind == "thread":
         import queue, threading
         ready = queue.Queue(2)
@@ -200,6 +205,19 @@ def test_training_that_goes_on_with_another_loader_is_followed(tmp_path: Path) -
     assert training["job"]["steps"] == 50
     assert training["job"]["excluded"]["restart"]["count"] == 1
     assert training["ranks"][0]["others"] == []
+
+
+@pytest.mark.slow
+def test_a_loader_that_asks_nothing_of_dataloader_is_watched_and_set(tmp_path: Path) -> None:
+    pytest.importorskip("torchdata")
+    (training,) = watched(tmp_path, "stateful")["trainings"]
+    assert training["job"]["steps"] == 10
+    run = tuned(tmp_path / "tuned", identity_of(tmp_path / "run"), num_workers=3)
+    words = ["apply", run, "--", sys.executable, tmp_path / "train.py", "stateful"]
+    done = feedtune(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["3"]
+    assert done.stderr.count("feedtune apply: num_workers=3") == 1
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from feedtune.inside.applied import changes
-from feedtune.inside.site import call_site, identify
+from feedtune.inside.site import call_site, identify, identity_of, note_made
 
 HERE = str(Path(__file__).resolve())
 SITE = (("/a.py", 1, 2),)
@@ -64,6 +64,14 @@ def test_paths_are_real_and_what_is_no_path_stays(tmp_path: Path) -> None:
     site = ((str(tmp_path / "link" / "a.py"), 3, 0), ("<string>", 1, 0))
     frames = identify(DataLoader(DATA), site)["frames"]
     assert frames == [[os.path.realpath(tmp_path / "real" / "a.py"), 3], ["<string>", 1]]
+
+
+def test_what_a_library_changes_after_init_is_not_in_the_identity() -> None:
+    loader = DataLoader(DATA, 4, shuffle=True)
+    note_made(loader, SITE)
+    loader.batch_sampler.sampler = SequentialSampler(DATA)  # as accelerate does
+    assert identity_of(loader)["sampler"] == "BatchSampler(RandomSampler)"
+    assert identity_of(loader)["frames"] == [["/a.py", 1]]
 
 
 def test_the_three_innermost_frames_outside_torch_and_our_own() -> None:
