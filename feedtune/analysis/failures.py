@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from feedtune.analysis.tracebacks import clean_lines, error_line, last_line, raised, sentence, tracebacks
 from feedtune.records import Reason
 
-__all__ = ["Cause", "cause_of", "ended_by", "exit_codes", "last_line", "shown_output"]
+__all__ = [
+    "Cause", "cause_of", "ended_by", "exit_codes", "is_echo", "last_line", "shown_output", "worker_error",
+]  # fmt: skip
 
 # What exceptions of torch 2.6 to 2.13, CUDA and the system mean; the first that fits counts.
 _SIGNS: tuple[tuple[str, Reason, str], ...] = (
@@ -70,7 +72,7 @@ def cause_of(
         output: the end of the command's output.
         silent: ranks that ended without a word and their pids, the first one first.
     """
-    own = [(rank, text) for rank, text in uncaught if not _is_echo(text)]
+    own = [(rank, text) for rank, text in uncaught if not is_echo(text)]
     if own:
         lines = {error_line(text) for _, text in loader}
         return _told(*own[0], in_loader=error_line(own[0][1]) in lines)
@@ -114,7 +116,7 @@ def _sign(text: str) -> tuple[Reason, str, str] | None:
     return None
 
 
-def _is_echo(text: str) -> bool:
+def is_echo(text: str) -> bool:
     """Whether a rank has failed only since another one has gone."""
     if "DataLoader worker process" in text or "_utils/fetch.py" in text or _sign(text):
         return False  # data can come over a connection, too
@@ -197,11 +199,25 @@ def shown_output(text: str, lines: int = 15) -> str:
 def _own_error(output: str) -> str | None:
     """The traceback in an output that is neither a launcher's report nor the echo of another rank's end."""
     found = tracebacks(clean_lines(output))
-    own = [trace for trace in found if not _of_launcher(trace) and not _is_echo(trace)]
+    own = [trace for trace in found if not _of_launcher(trace) and not is_echo(trace)]
     if not own:
         return None
     # Ranks that are ended by a launcher raise later than the one whose error it reports.
     return own[0] if len(own) < len(found) else own[-1]
+
+
+def worker_error(output: str) -> Cause | None:
+    """What a worker's queue has written on a batch that it could not send: the loop waits for it for ever.
+
+    Args:
+        output: what the command has written in this block.
+    """
+    found = [text for text in tracebacks(clean_lines(output)) if "multiprocessing/queues.py" in text]
+    if not found:
+        return None
+    told = _told(None, found[-1], in_loader=False)
+    text = f"a worker could not send its batch: {told.text}"
+    return Cause("hang" if told.reason == "script_failed" else told.reason, text, told.stack)
 
 
 def _of_launcher(trace: str) -> bool:

@@ -78,12 +78,17 @@ def _shown(call: tuple[str, str, int]) -> str:
     return f"{function} ({file}:{line})"
 
 
-def blame(ranks: Mapping[int, Standing | None], workers: Mapping[int, Sequence[Standing]]) -> Cause:
+def blame(
+    ranks: Mapping[int, Standing | None],
+    workers: Mapping[int, Sequence[Standing]],
+    written: Cause | None = None,
+) -> Cause:
     """Who hangs, where all stand still.
 
     Args:
         ranks: each rank's main thread; ``None`` where its stack could not be read.
         workers: the stacks of each rank's children that could be read.
+        written: what a worker has written of a batch that it could not send; it counts where nobody hangs.
     """
     stack = "\n".join(_described(rank, ranks[rank], workers.get(rank, ())) for rank in sorted(ranks))
     for rank in sorted(ranks):
@@ -97,6 +102,8 @@ def blame(ranks: Mapping[int, Standing | None], workers: Mapping[int, Sequence[S
         for rank, s in read.items()
         if s.waits is None
     ]
+    if written is not None and not stuck:
+        return Cause(written.reason, written.text, f"{written.stack}\n{stack}")
     waiting = [f"rank {rank} waits for {_WAITS_FOR[s.waits]}" for rank, s in read.items() if s.waits]
     return Cause("hang", "; ".join(stuck or waiting) or "no stack could be read", stack)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from feedtune.analysis.failures import Cause, cause_of
+from feedtune.analysis.failures import Cause, cause_of, exit_codes, is_echo, worker_error
 from feedtune.analysis.standing import Standing, blame
 from feedtune.beside.stacks import children, read_stack
 from feedtune.launch.boot import BootFolder
@@ -15,14 +15,13 @@ from feedtune.trials.server import StartState
 
 _TAIL_BYTES = 20_000
 _READERS = 8  # stacks read at once
-_MOST_WORKERS = 16  # of a rank, whose stacks are read
 
 
-def output_of(log: Path) -> str:
-    """The end of the command's output."""
+def output_of(log: Path, begin: int = 0) -> str:
+    """The end of the command's output, from a byte on."""
     try:
         with open(log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            file.seek(max(begin, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             return file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
@@ -37,20 +36,25 @@ def ended(state: StartState, k: int, code: int | None, output: str) -> Cause:
         code: the command's exit code; ``None`` where only a rank has ended.
         output: the end of its output.
     """
-    diverged = _diverged(state, k)
-    if diverged is not None:
-        return diverged
     loader = [(message["rank"], message["text"]) for message in state.errors.get(k, ())]
     uncaught = [(message["rank"], message["text"]) for message in state.uncaught]
+    if all(is_echo(text) for _, text in uncaught):
+        apart = diverged(state, k, output)
+        if apart is not None:
+            return apart
     if code == 0 and not uncaught:
         return Cause("script_ended", "exit code 0")
-    by_pid = {hello["pid"]: rank for rank, hello in state.hellos.items()}
-    lost = {by_pid[pid]: pid for pid in state.lost if pid in by_pid}
-    silent = {rank: pid for rank, pid in lost.items() if (k, rank) not in state.results and code != 0}
-    return cause_of(uncaught, loader, code, output, silent)
+    silent = {rank: pid for rank, pid in _lost(state).items() if (k, rank) not in state.results}
+    return cause_of(uncaught, loader, code, output, silent if code != 0 else {})
 
 
-def _diverged(state: StartState, k: int) -> Cause | None:
+def _lost(state: StartState) -> dict[int, int]:
+    """Ranks that have ended and their pids, the first one first."""
+    by_pid = {hello.get("pid"): rank for rank, hello in state.hellos.items()}
+    return {by_pid[pid]: pid for pid in state.lost if pid in by_pid}
+
+
+def diverged(state: StartState, k: int, output: str) -> Cause | None:
     """Some ranks have ended well, others stand or failed at a later step: unequal numbers of batches."""
     wrong = {message["rank"] for message in state.uncaught}
     done = {
@@ -58,40 +62,56 @@ def _diverged(state: StartState, k: int) -> Cause | None:
         for rank in state.hellos
         if (k, rank) in state.results and state.results[k, rank]["partial"] and rank not in wrong
     }
-    others = {rank: state.steps.get(rank, 0) for rank in state.hellos if rank not in done}
-    if not done or not others:
+    lost = _lost(state)
+    # One that evaluates or saves has left its loop, too.
+    others = [rank for rank in state.hellos if rank not in done and (rank in lost or rank not in state.doing)]
+    first = next(iter(lost), None)
+    if (
+        not done or not others or first in others
+    ):  # the loss of a rank comes before what the others make of it
         return None
     rank, steps = min(done.items(), key=lambda pair: pair[1])
+    by_pid, by_rank = exit_codes(output)
+    code = by_pid.get(lost.get(rank, 0), by_rank.get(rank, 0))
     return Cause(
         "ranks_diverged",
-        f"rank {rank} ended its training after {steps} steps, while rank {min(others)} went on: the ranks "
-        "have unequal numbers of batches (a DistributedSampler gives all the same), or one left its loop",
+        f"rank {rank} ended its training after {steps} steps{f' with exit code {code}' if code > 0 else ''}, "
+        f"while rank {min(others)} went on: the ranks have unequal numbers of batches (a DistributedSampler "
+        "gives all the same), or one left its loop",
     )
 
 
-def hung(state: StartState, folder: Path) -> Cause:
-    """Who hangs, by the last stacks of all ranks and of their workers.
+def hung(state: StartState, folder: Path, output: str) -> Cause:
+    """Who hangs, by the last stacks of all ranks and of the workers of those that wait for a batch.
 
     Args:
-        state: what the ranks have said, taken under the server's lock.
+        state: what the ranks have said.
         folder: where processes write their stacks when they are signalled.
+        output: what the command has written in this block.
     """
     pids = {rank: int(hello["pid"]) for rank, hello in state.hellos.items()}
-    below = {rank: children(pid)[:_MOST_WORKERS] for rank, pid in pids.items()}
-    wanted = [*pids.values(), *(pid for found in below.values() for pid in found)]
     with ThreadPoolExecutor(_READERS) as readers:
-        stacks = dict(zip(wanted, readers.map(lambda pid: _standing(pid, folder), wanted), strict=True))
-    return blame(
-        {rank: stacks[pid] for rank, pid in pids.items()},
-        {rank: [s for pid in found if (s := stacks[pid]) is not None] for rank, found in below.items()},
-    )
+
+        def read(wanted: Sequence[int]) -> list[Standing | None]:
+            return list(readers.map(lambda pid: _standing(pid, folder), wanted))
+
+        ranks = dict(zip(pids, read(list(pids.values())), strict=True))
+        workers: dict[int, list[Standing]] = {}
+        for rank, standing in ranks.items():
+            if standing is None or standing.waits == "batch":
+                workers[rank] = [found for found in read(_below(pids[rank])) if found is not None]
+    return blame(ranks, workers, worker_error(output))
+
+
+def _below(pid: int) -> list[int]:
+    """Children of a process, and theirs: a fork server's are the workers."""
+    found = children(pid)
+    return found + [other for child in found for other in children(child)]
 
 
 def _standing(pid: int, folder: Path) -> Standing | None:
     stack = read_stack(pid, folder)
-    if stack is None:
-        return None
-    return Standing(pid, stack)
+    return None if stack is None else Standing(pid, stack)
 
 
 def how_far(boot: BootFolder, command: Sequence[str], chosen: str | None) -> str:

@@ -30,13 +30,13 @@ class StartState:
     failures: list[Message] = field(default_factory=list)
     errors: dict[int, list[Message]] = field(default_factory=dict)  # k -> what its loaders raised
     uncaught: list[Message] = field(default_factory=list)  # what has ended ranks, in order of arrival
-    steps: dict[int, int] = field(default_factory=dict)  # rank -> batches it has got, at its latest word
     asked: dict[int, int] = field(default_factory=dict)  # rank -> k it waits for
     done: set[int] = field(default_factory=set)
     lost: list[int] = field(default_factory=list)  # pids whose connection has ended, the first one first
     loader: int | None = None
     heard_s: float = field(default_factory=time.monotonic)
-    doing: str | None = None  # the last message came from a save, an evaluation or between two epochs
+    # rank -> what it does that is no step, by its latest word: a save, an evaluation, the seam of two epochs
+    doing: dict[int, str] = field(default_factory=dict)
 
 
 def _until_cached(plan: BlockPlan, message: Message) -> int:
@@ -162,15 +162,16 @@ class ControlServer:
         with self._changed:
             state = self.start_state(message["start"] if kind == "hello" else context.get("start", 0))
             if kind == "hello":
-                context.update(start=message["start"], pid=message.get("pid"), lost=state.lost)
-                context["rank"] = message["rank"]
-            if "total" in message:
-                state.steps[context.get("rank", 0)] = message["total"]
-            doing = message.get("doing")
-            if doing is None or doing != state.doing:  # a long evaluation is one thing done, not many signs
+                context.update(start=message["start"], rank=message["rank"])
+            rank, doing = context.get("rank", 0), message.get("doing")
+            if doing is None or doing != state.doing.get(rank):  # a long evaluation is one sign, not many
                 state.heard_s = time.monotonic()
-            state.doing = doing
+            state.doing.pop(rank, None)
+            if doing is not None:
+                state.doing[rank] = doing
             answer = getattr(self, f"_on_{kind}", self._on_unknown)(message, state)
+            if kind == "hello" and state.hellos.get(rank) is message:
+                context.update(lost=state.lost, pid=message.get("pid"))  # a rank's connection, from now on
             self._changed.notify_all()
             return answer
 

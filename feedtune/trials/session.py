@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from feedtune.analysis.blocks import RankBlock, measure_block
-from feedtune.analysis.failures import Cause, shown_output
+from feedtune.analysis.failures import Cause, ended_by, shown_output
 from feedtune.launch.boot import BootFolder
 from feedtune.launch.policy import WritePolicy
 from feedtune.launch.process import GuardedProcess
@@ -17,12 +17,10 @@ from feedtune.records import BlockPlan, BlockResult, StepRecord
 from feedtune.rundir import RunDir
 from feedtune.trials import causes
 from feedtune.trials.server import ControlServer, Message, StartState
+from feedtune.trials.waiting import BlockWait
 from shard_tools.errors import CommandFailed, Missing
 
-_SILENT_GRACE_S = 2.0  # a rank that has not claimed so long after another's first block never fetches
 _MAX_STARTS = 20
-_EXIT_GRACE_S = 20.0  # from a rank's last word to the launcher's exit code
-_STEPS_OF_HANG = 10  # a step may take so many times what was predicted
 _POLL_S = 0.25
 
 
@@ -84,6 +82,7 @@ class Session:
         self._cached = False
         self._replay: tuple[int, ...] = ()
         self._partial = False
+        self._ends: dict[int, Message] = {}  # what each rank has told of the latest block
         self._guard: tuple[str, list[str]] = ("", [])
 
     @property
@@ -157,7 +156,7 @@ class Session:
             if self.process is None:
                 self.start()
             done_before = self._blocks_in_start
-            failure = self._wait_for_results(plan)
+            failure = self._wait(plan)
             result = self._measure(plan) if failure is None else self._failed(plan, failure)
             # A block that the script's own end has cut short has a whole script before it in a new start.
             cut = result.reason == "script_ended" or (result.reason == "too_few_steps" and self._partial)
@@ -170,74 +169,22 @@ class Session:
         if self.starts and not self.isolate:
             self.tell("the script has ended; starting it again for the blocks that are left")
 
-    def _wait_for_results(self, plan: BlockPlan) -> Cause | None:
-        """Wait for block k of all ranks; what went wrong, or ``None``."""
+    def _wait(self, plan: BlockPlan) -> Cause | None:
+        """Wait for the block's results; what went wrong, or ``None``."""
         assert self.process is not None
-        state = self.state()
-        state.heard_s = time.monotonic()
-        first_result: float | None = None
-        while True:
-            complete = self.server.wait(lambda: bool(state.failures) or self._all_in(state, plan.k), _POLL_S)
-            if state.failures:
-                return Cause(state.failures[0]["reason"], state.failures[0]["text"])
-            now = time.monotonic()
-            if complete:
-                first_result = first_result or now
-                world = next(iter(state.hellos.values()))["world"]
-                known = len(state.hellos) >= world or self._blocks_in_start > 0
-                if known or now - first_result > _SILENT_GRACE_S:
-                    return self._check_partial(plan, state)
-            elif self.process.poll() is not None or 0 < self._lost(state) < len(state.hellos):
-                code = self._exit_code()
-                if not self._all_in(state, plan.k):
-                    return self._ended(plan, code)
-            limit = self._patience_s(plan, state)
-            if now - state.heard_s > limit:
-                return self._hung(state, limit)
-
-    def _patience_s(self, plan: BlockPlan, state: StartState) -> float:
-        """Silence that is not yet a hang."""
-        if not state.hellos or state.doing:
-            # A save, or whatever a script does between two epochs, may take as long as a start.
-            return self.launch.start_timeout_s
-        return max(self.launch.hang_timeout_s, _STEPS_OF_HANG * plan.step_s)
-
-    def _lost(self, state: StartState) -> int:
-        """How many ranks have ended; where all have, a script may yet train again (folds, stages)."""
-        with self.server.locked():
-            return sum(hello.get("pid") in state.lost for hello in state.hellos.values())
-
-    def _exit_code(self) -> int | None:
-        """The command's exit code, once a rank has ended; ``None`` where the others stay."""
-        assert self.process is not None
-        deadline = time.monotonic() + _EXIT_GRACE_S
-        while (code := self.process.poll()) is None and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        return code
-
-    def _ended(self, plan: BlockPlan, code: int | None) -> Cause:
-        """The script, or one of its ranks, has ended in the middle of a block."""
-        with self.server.locked():
-            return causes.ended(self.state(), plan.k, code, self._output())
-
-    def _hung(self, state: StartState, limit: float) -> Cause:
-        if not state.hellos:
-            return Cause("hang", f"no training step within {limit:.0f} s of its start", self._last_words())
-        if self._lost(state) == len(state.hellos):
-            return Cause("script_ended", "its ranks have ended, and the command goes on without training")
-        cause = causes.hung(state, self.run_dir.path)
-        return replace(cause, text=f"no sign of life for {limit:.0f} s: {cause.text}")
-
-    def _check_partial(self, plan: BlockPlan, state: StartState) -> Cause | None:
-        """A block that the script's end has cut off counts only where the script ended well."""
-        self._partial = any(state.results[plan.k, rank]["partial"] for rank in state.hellos)
-        if not self._partial:
-            return None
-        code = self._exit_code()
-        return None if code in (0, None) else self._ended(plan, code)
-
-    def _all_in(self, state: StartState, k: int) -> bool:
-        return bool(state.hellos) and all((k, rank) in state.results for rank in state.hellos)
+        wait = BlockWait(
+            plan=plan,
+            server=self.server,
+            state=self.state(),
+            process=self.process,
+            run_dir=self.run_dir,
+            known=self._blocks_in_start > 0,
+            hang_timeout_s=self.launch.hang_timeout_s,
+            start_timeout_s=self.launch.start_timeout_s,
+        )
+        cause = wait.run()
+        self._ends, self._partial, self.repeated = wait.ends, wait.partial, None
+        return cause
 
     def _failed(self, plan: BlockPlan, cause: Cause) -> BlockResult:
         return BlockResult(
@@ -247,8 +194,7 @@ class Session:
 
     def _measure(self, plan: BlockPlan) -> BlockResult:
         self._blocks_in_start += 1
-        with self.server.locked():
-            ends = {rank: self.state().results[plan.k, rank] for rank in self.state().hellos}
+        ends = self._ends
         for end in ends.values():
             self.worker_bytes = max(filter(None, (self.worker_bytes, end["worker_bytes"])), default=None)
             self.batch = tuple(end["sizes"]) if end["sizes"] else self.batch
@@ -265,9 +211,11 @@ class Session:
 
     def _rank_block(self, k: int, rank: int, end: Mapping[str, Any]) -> RankBlock:
         lines, self._offsets[rank] = self.run_dir.read_steps(rank, self._offsets.get(rank, 0))
-        records = [StepRecord(*line[1:]) for line in lines if line[0] == k][-end["steps"] :]
+        records = [StepRecord(*line[1:]) for line in lines if line[0] == k]
+        # A rank that began anew can have done the block once more.
+        own = [record for record in records if end["start_s"] <= record.enter_s <= end["end_s"]]
         return RankBlock(
-            records, end["start_s"], end["end_s"], end["first_step"], end["worker_s"], end["close_s"]
+            own, end["start_s"], end["end_s"], end["first_step"], end["worker_s"], end["close_s"]
         )
 
     def finish(self) -> None:
@@ -291,7 +239,7 @@ class Session:
     def _no_hello(self, code: int) -> Exception:
         if code != 0:
             return CommandFailed(
-                f"the command failed with exit code {code} before it was seen to train\n{self._last_words()}",
+                f"the command failed with {ended_by(code)} before it was seen to train\n{self._last_words()}",
                 f"run it without feedtune first; its whole output is in {self.run_dir.log}",
             )
         return Missing(f"the command ended without a training that feedtune can tune: {self._how_far()}")

@@ -345,7 +345,60 @@ def test_an_unknown_message_is_a_sign_of_life(server, connect) -> None:
     assert hello(client) == {"ok": True}
     client.send({"type": "beat", "doing": "save"})
     state = server.start_state(1)
-    assert server.wait(lambda: state.doing == "save", PATIENCE_S)
+    assert server.wait(lambda: state.doing == {0: "save"}, PATIENCE_S)
+
+
+def test_each_rank_has_its_own_doing(server, connect) -> None:
+    """Rank 1 stands at a barrier while rank 0 saves; its last word ends nothing of rank 0's."""
+    one, two = connect(), connect()
+    hello(one, 0, pid=11)
+    hello(two, 1, pid=12)
+    state = server.start_state(1)
+    one.send({"type": "beat", "doing": "save"})
+    two.send({"type": "beat", "doing": "eval"})
+    assert server.wait(lambda: state.doing == {0: "save", 1: "eval"}, PATIENCE_S)
+    two.send({"type": "beat", "doing": None})
+    assert server.wait(lambda: state.doing == {0: "save"}, PATIENCE_S)
+    one.send({"type": "pause", "k": 0, "step": 3})
+    assert server.wait(lambda: state.doing == {}, PATIENCE_S)
+
+
+def test_a_long_evaluation_is_one_sign_of_life(server, connect) -> None:
+    client = connect()
+    hello(client, pid=11)
+    state = server.start_state(1)
+    client.send({"type": "beat", "doing": "eval"})
+    assert server.wait(lambda: state.doing == {0: "eval"}, PATIENCE_S)
+    heard = state.heard_s
+    client.send({"type": "beat", "doing": "eval"})
+    client.send({"type": "error", "k": 7, "rank": 0, "text": "", "doing": "eval"})
+    assert server.wait(lambda: 7 in state.errors, PATIENCE_S)
+    assert state.heard_s == heard
+    client.send({"type": "beat", "doing": "save"})
+    assert server.wait(lambda: state.doing == {0: "save"}, PATIENCE_S)
+    assert state.heard_s > heard
+
+
+def test_a_connection_that_claimed_no_rank_is_no_loss(server, connect) -> None:
+    """A process says hello with each of two training loaders; only one of them is tuned."""
+    state = server.start_state(1)
+    first = connect()
+    assert hello(first, number=0, rivals=[[0, 0.1], [3, 2.5]], pid=11)["loader"] == 3
+    second = connect()
+    assert hello(second, number=3, pid=11)["loader"] == 3
+    stranger = connect()
+    assert hello(stranger, number=3, pid=12) == {"ok": False}
+    first.close()
+    stranger.close()
+    until_closed(server, 1)
+    assert state.lost == []
+    second.close()
+    assert server.wait(lambda: state.lost == [11], PATIENCE_S)
+
+
+def until_closed(server, left: int) -> None:
+    """Wait until the server serves so many connections only."""
+    assert server.wait(lambda: len(server._open) == left, PATIENCE_S)
 
 
 def test_closing_wakes_the_ranks_that_wait(server, connect) -> None:
