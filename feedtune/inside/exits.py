@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import multiprocessing.util
+import sys
 from collections.abc import Callable
+from typing import Optional
 
 
 def at_exit(call: Callable[[], None]) -> None:
@@ -21,3 +23,13 @@ def at_exit(call: Callable[[], None]) -> None:
 def inheriting() -> bool:
     """Whether this is a spawned process that still runs its parent's main module once more."""
     return getattr(multiprocessing.current_process(), "_inheriting", False)
+
+
+def ending_error() -> Optional[BaseException]:
+    """The exception that ends this process, if one does; asked while it ends."""
+    error: Optional[BaseException] = getattr(sys, "last_value", None)
+    if error is None:
+        error = sys.exc_info()[1]  # in a process of multiprocessing it is still on its way
+    if isinstance(error, SystemExit):  # torch's mp.spawn turns an exception into an exit
+        return error.__context__ if error.code not in (None, 0) else None
+    return error

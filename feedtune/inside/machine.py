@@ -13,7 +13,6 @@ import gc
 import json
 import multiprocessing.util
 import os
-import sys
 import time
 import traceback
 from collections import Counter
@@ -21,6 +20,7 @@ from typing import Any, NoReturn
 
 from . import snapshot
 from .client import Client, ControlLost
+from .exits import ending_error
 from .feed import Feed
 from .replay import Cache, Player, measure
 from .swap import Source
@@ -165,6 +165,8 @@ class Machine:
     def _take_pause(self, block: Block | None, enter: float) -> str | None:
         """The pending tag, if any, told to the server at once: other ranks need not see this pause."""
         tag, self._pause = self._pause, None
+        if tag is not None:
+            self._beat(None)  # a hang from here on is one of training again
         if tag is None or block is None or not block.step:
             return None
         if tag == "epoch":  # a seam counts only where it took longer than steps do
@@ -245,7 +247,7 @@ class Machine:
 
     def _script_ended(self) -> None:
         """The script ends by itself in the middle of a block: what was measured until now still counts."""
-        error = getattr(sys, "last_value", None)
+        error = ending_error()
         try:
             if error is not None:
                 text = "".join(traceback.format_exception(type(error), error, error.__traceback__))[-4000:]

@@ -1,0 +1,19 @@
+"""Signs of life of a real loop: what it does that is no step, and when it trains again."""
+
+from __future__ import annotations
+
+from live_driver import block
+
+from feedtune.trials.server import ControlServer
+
+
+def test_each_pause_ends_with_the_next_step(live, monkeypatch) -> None:
+    """A hang in the first batch of an epoch must not be taken for a long evaluation."""
+    seen: list[str | None] = []
+    monkeypatch.setattr(ControlServer, "_on_unknown", lambda _, message, __: seen.append(message["doing"]))
+    run = live("plain")
+    run.run(block(0, steps=30))
+    run.finish()
+    assert seen.count("epoch") >= 4
+    for before, after in zip(seen, seen[1:], strict=False):
+        assert (before is None) or (after is None)
