@@ -21,7 +21,8 @@ from typing import Any, Callable, Dict, Optional
 from . import guard_libs
 from .guard_change import Calls
 from .guard_open import file_io_in, open_in
-from .guard_view import View, copy_file
+from .guard_raw import copy_file
+from .guard_view import View
 
 _READ = (
     "stat", "lstat", "access", "readlink", "listdir", "scandir", "chdir", "getcwd", "getcwdb", "statvfs",

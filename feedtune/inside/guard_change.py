@@ -11,7 +11,7 @@ import stat
 from typing import Any, Optional
 
 from .guard_os import Reads
-from .guard_view import copy_file, lexists, raw
+from .guard_raw import copy_file, lexists, raw
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 

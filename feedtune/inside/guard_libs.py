@@ -12,7 +12,8 @@ from typing import Any, Callable, Dict, List, Optional
 from urllib.parse import quote, unquote
 
 from . import guard_torch
-from .guard_view import View, lexists
+from .guard_raw import lexists
+from .guard_view import View
 
 
 def install(view: View) -> None:

@@ -7,7 +7,8 @@ import io
 import os
 from typing import Any, Callable, Dict
 
-from .guard_view import View, raw
+from .guard_raw import raw
+from .guard_view import View
 
 _FLAGS = {"r": 0, "w": os.O_CREAT | os.O_TRUNC, "a": os.O_CREAT | os.O_APPEND, "x": os.O_CREAT | os.O_EXCL}
 

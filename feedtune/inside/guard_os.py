@@ -10,7 +10,8 @@ import os
 import stat
 from typing import Any, Callable, Iterator, List, Optional
 
-from .guard_view import View, raw
+from .guard_raw import raw
+from .guard_view import View
 
 
 class Entry:

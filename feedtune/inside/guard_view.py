@@ -8,46 +8,15 @@ was redirected. All processes of a run share the folder. Standard library only, 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import mmap
 import os
 import stat
-import types
 from typing import Any, Dict, List, Optional
 
-# The functions as they are before anything is wrapped.
-raw = types.SimpleNamespace(**{name: getattr(os, name) for name in dir(os) if not name.startswith("__")})
-raw.open_file = open
+from .guard_raw import copy_file, isdir, lexists, makedirs, raw
 
-
-def lexists(path: str) -> bool:
-    """os.path.lexists on the file system as it is."""
-    try:
-        raw.lstat(path)
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def isdir(path: str) -> bool:
-    """os.path.isdir on the file system as it is."""
-    try:
-        return stat.S_ISDIR(raw.stat(path).st_mode)
-    except (OSError, ValueError):
-        return False
-
-
-def makedirs(path: str) -> None:
-    """os.makedirs on the file system as it is; what exists is fine."""
-    if not isdir(path):
-        makedirs(os.path.dirname(path))
-        with contextlib.suppress(FileExistsError):
-            raw.mkdir(path, 0o700)
-
-
-_COPY_PIECE = 1 << 24
 _LINKS_MAX = 40
 
 
@@ -256,7 +225,7 @@ class View:
         elif stat.S_ISLNK(found.st_mode):
             raw.symlink(raw.readlink(path), copy)
         elif stat.S_ISREG(found.st_mode):
-            copy_file(path, copy, found, contents)
+            copy_file(path, copy, found, contents, keep=True)
         else:
             return path
         self.changed()
@@ -299,23 +268,3 @@ def _shared(path: str) -> Any:
 
 def _hash(folder: str) -> str:
     return hashlib.blake2b(os.fsencode(folder), digest_size=16).hexdigest()
-
-
-def copy_file(source: str, target: str, found: os.stat_result, contents: bool = True) -> None:
-    """Copy a regular file, mode and times included, on the file system as it is.
-
-    Under a temporary name first, so that no other process sees half a file.
-    """
-    fresh = "%s.feedtune-%d" % (target, raw.getpid())
-    reader = raw.open(source, os.O_RDONLY | os.O_CLOEXEC) if contents else -1
-    writer = raw.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        while contents and raw.sendfile(writer, reader, None, _COPY_PIECE):
-            pass
-        raw.fchmod(writer, stat.S_IMODE(found.st_mode))
-        raw.utime(writer, ns=(found.st_atime_ns, found.st_mtime_ns))
-    finally:
-        raw.close(writer)
-        if contents:
-            raw.close(reader)
-    raw.rename(fresh, target)

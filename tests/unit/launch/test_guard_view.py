@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from feedtune.inside.guard_change import Calls
+from feedtune.inside.guard_raw import raw
 from feedtune.inside.guard_view import View
 
 
@@ -83,3 +84,26 @@ def test_a_loop_of_links_is_an_error(project: Path, tmp_path: Path) -> None:
     (project / "y").symlink_to("x")
     with pytest.raises(OSError, match="symbolic links"):
         view_at(tmp_path).for_writing(str(project / "x"), os.O_WRONLY)
+
+
+def test_a_file_that_another_process_has_copied_and_written_meanwhile_stays(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = view_at(tmp_path), view_at(tmp_path)
+    send = raw.sendfile
+
+    def other_comes_first(*args: object) -> int:
+        monkeypatch.setattr(raw, "sendfile", send)
+        monkeypatch.setattr(raw, "getpid", lambda: os.getpid() + 1)
+        with open(second.for_writing(str(project / "a"), os.O_WRONLY | os.O_APPEND), "a") as file:
+            file.write(" other")
+        monkeypatch.setattr(raw, "getpid", os.getpid)
+        return send(*args)
+
+    monkeypatch.setattr(raw, "sendfile", other_comes_first)
+    with open(first.for_writing(str(project / "a"), os.O_WRONLY | os.O_APPEND), "a") as file:
+        file.write(" own")
+    place = Path(first.find(str(project / "a")))
+    assert place.read_text() == "a other own"
+    assert [path.name for path in place.parent.iterdir()] == ["a"]
+    assert (project / "a").read_text() == "a"
