@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from feedtune.beside.stacks import children, read_stack
 from feedtune.launch.boot import BootFolder
 from feedtune.trials.server import StartState
 
+_PYTHON = re.compile(r"(?:^|/)python[\d.]*$")
 _TAIL_BYTES = 20_000
 _READERS = 8  # stacks read at once
 
@@ -120,11 +122,9 @@ def how_far(boot: BootFolder, command: Sequence[str], chosen: str | None) -> str
     if "error" in seen:
         return f"feedtune's start-up code failed in its interpreter: {boot.error()}"
     if "python" not in seen:
-        isolated = [
-            w for w in command if w in ("-I", "-E") or (w[:1] == "-" and w[1:2] in "IE" and w.isalpha())
-        ]
-        if isolated:
-            return f"Python was started with {isolated[0]}, which ignores PYTHONPATH; leave that option out"
+        option = _deaf_option(command)
+        if option:
+            return f"Python was started with {option}, which keeps PYTHONPATH out; leave that option out"
         return (
             "no Python process saw PYTHONPATH (a container, ssh, sudo or srun --export=NONE in between, "
             "or no Python at all); let PYTHONPATH through"
@@ -141,3 +141,18 @@ def how_far(boot: BootFolder, command: Sequence[str], chosen: str | None) -> str
         places = ", ".join(boot.loaders()) or "none"
         return f"no DataLoader made at {chosen} trained; its loaders were made at: {places}"
     return "it ended before two optimizer steps fell between batches of one DataLoader; let it train longer"
+
+
+def _deaf_option(command: Sequence[str]) -> str:
+    """The option of a Python in the command that keeps our start-up folder out, with its word; else empty.
+
+    >>> _deaf_option(["bash", "-c", "python3.11 -uI train.py -E 3"]), _deaf_option(["python", "t.py", "-E"])
+    ('-uI', '')
+    """
+    words = [part for word in command for part in (word.split() if " " in word else [word])]
+    python = False  # whether the word belongs to a Python's own options
+    for word in words:
+        if python and re.fullmatch("-[A-Za-z]*[EIS][A-Za-z]*", word) and word[1] not in "cmWX":
+            return word
+        python = bool(_PYTHON.search(word)) or (python and word[:1] == "-" and word not in ("-", "-c", "-m"))
+    return ""

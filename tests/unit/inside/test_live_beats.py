@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from live_driver import block
 
 from feedtune.trials.server import ControlServer
@@ -15,5 +17,5 @@ def test_each_pause_ends_with_the_next_step(live, monkeypatch) -> None:
     run.run(block(0, steps=30))
     run.finish()
     assert seen.count("epoch") >= 4
-    for before, after in zip(seen, seen[1:], strict=False):
+    for before, after in pairwise(seen):
         assert (before is None) or (after is None)
