@@ -340,6 +340,18 @@ def test_a_command_that_makes_no_loader_is_told_nothing(some_run: Path, tmp_path
     assert (done.stdout, done.stderr) == ("1\n", "")
 
 
+def test_a_run_folder_that_cannot_be_used(some_run: Path, tmp_path: Path) -> None:
+    for name, code, says in (
+        ("a:b", 2, "would split PYTHONPATH"),
+        ("full", 3, "cannot write to the run folder"),
+    ):
+        shutil.copytree(some_run, tmp_path / name, ignore=shutil.ignore_patterns("apply"))
+        (tmp_path / name / "apply").touch()  # where its start-up folder would lie
+        done = feedtune("apply", tmp_path / name, "--", "true", cwd=tmp_path)
+        assert done.returncode == code, done.stderr
+        assert says in done.stderr
+
+
 @pytest.mark.parametrize("missing", ["best", "loader", "gain"])
 def test_a_result_that_is_not_whole(missing: str, some_run: Path, tmp_path: Path) -> None:
     document = result_of(some_run)
