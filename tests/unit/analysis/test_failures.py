@@ -179,13 +179,13 @@ def test_what_peers_of_a_lost_rank_say_is_not_the_cause(echo) -> None:
 
 
 def test_a_connection_that_data_comes_over_is_no_echo() -> None:
-    text = trace(
-        "ConnectionResetError: [Errno 104] Connection reset by peer", "/torch/utils/data/_utils/fetch.py"
-    )
-    cause = cause_of([(1, text)], [(1, text)], 1, "", {0: 9})
-    assert (cause.reason, cause.text) == (
-        "loader_failed", "rank 1: ConnectionResetError: [Errno 104] Connection reset by peer",
-    )  # fmt: skip
+    error = "ConnectionResetError: [Errno 104] Connection reset by peer"
+    text = trace(error, "/torch/utils/data/_utils/fetch.py")
+    later = (0, trace("ValueError: it ended"))
+    cause = cause_of([(1, text), later], [(1, text)], 1, "", {0: 9})
+    assert (cause.reason, cause.text) == ("loader_failed", f"rank 1: {error}")
+    elsewhere = cause_of([(1, trace(error)), later], [], 1, "", {0: 9})
+    assert elsewhere.text == "rank 0: ValueError: it ended"
 
 
 def test_a_rank_that_torchrun_saw_die_is_named_with_its_signal() -> None:
@@ -305,5 +305,7 @@ def test_of_several_tracebacks_the_one_that_tells_is_shown() -> None:
     assert shown_output(recorded("torchrun_raise")).endswith("ValueError: loss is nan")
     assert "Connection reset by peer" in shown_output(recorded("torchrun_kill")).splitlines()[-1]
     assert shown_output(recorded("spawn_kill")).endswith("process 1 terminated with signal SIGKILL")
+    peer = re.sub("RuntimeError: .*", "KeyError: 'loss'", recorded("torchrun_raise"))
+    assert shown_output(peer).endswith("ValueError: loss is nan")  # which torchrun ended the other for
     handled, last = trace("ValueError: handled"), trace("ValueError: the end")
     assert shown_output(f"{handled}\nwent on\n{last}").endswith("ValueError: the end")
