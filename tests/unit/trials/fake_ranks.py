@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 import time
 from pathlib import Path
@@ -71,7 +73,7 @@ class FakeRank:
         with open(self._folder / f"steps.rank{self.rank}.jsonl", "a") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
         first, self.total = self.total, self.total + steps
-        end = {"start_s": begin, "end_s": begin + steps * pace_s, "close_s": 0.0, "fork_s": 0.01}
+        end = {"start_s": begin, "end_s": begin + steps * pace_s, "close_s": 0.0}
         told = {"steps": steps, "total": self.total, "first_step": first, "partial": False, "worker_s": None}
         rest = {"cloned": False, "cached": [], "sizes": [4, 32, 1], "worker_bytes": None, "shared_files": []}
         self.says("result", k=k, **{**end, **told, **rest, "repeated": None, **changes})
@@ -80,7 +82,13 @@ class FakeRank:
         self._client.send({"type": kind, "rank": self.rank, **words})
 
     def goes(self) -> None:
+        """End in order."""
         self._client.close()
+
+    def dies(self) -> None:
+        """End at once, whatever it waits for; from another thread."""
+        with contextlib.suppress(OSError):
+            self._client._socket.shutdown(socket.SHUT_RDWR)
 
 
 def in_background(call: Any) -> threading.Thread:
