@@ -49,21 +49,10 @@ def next_chunk(
     return max(1, math.ceil(min(left, MARK_EVERY_S) / pace_s / plan.cycle)) * plan.cycle
 
 
-def predict_swap(num_workers: int, batch_s: float | None, fork_s: float | None) -> float | None:
-    """Seconds that a block's change takes: its workers' start, their first batch, and their end.
+def batches_of_swap(num_workers: int) -> float:
+    """How many times of one batch in a worker a block's change takes, besides starting and ending workers.
 
-    The end waits for the batch in progress: workers that are busy all the time are, at a random moment, half
-    way through one, and the last of them to finish is almost a whole batch away.
-
-    Args:
-        num_workers: workers of the block; 0 starts and ends nobody.
-        batch_s: time of one batch in a worker; ``None`` before it is known.
-        fork_s: time of one worker's start; ``None`` before it is known.
+    The first batch comes after one. The end waits for those in progress: workers that are busy all the time
+    are, at a random moment, half way through one, and the last to finish is almost a whole batch away.
     """
-    if batch_s is None:
-        return None
-    if num_workers == 0:
-        return batch_s
-    if fork_s is None:
-        return None
-    return num_workers * fork_s + batch_s + batch_s * num_workers / (num_workers + 1)
+    return 1 + num_workers / (num_workers + 1) if num_workers else 1.0

@@ -279,7 +279,6 @@ class Machine:
                 "start_s": block.start_s,
                 "end_s": end,
                 "close_s": close_s,
-                "fork_s": None if block.source is None else block.source.fork_s,
                 "first_step": block.first_step,
                 "partial": partial,
                 "worker_s": worker_s,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
-import time
 from typing import Any
 
 from .feed import Feed
@@ -88,7 +87,6 @@ class Source:
         self._feed = feed
         self._cls = loader_class
         self._iterator: Any = None
-        self.fork_s: float | None = None  # seconds that starting one worker took
         self.worker_bytes: int | None = None  # largest private memory of a worker, once they have ended
 
     def next(self) -> Any:
@@ -97,10 +95,7 @@ class Source:
         The workers start with the first call, and again after the end of iterable data.
         """
         if self._iterator is None:
-            begun = time.monotonic()
             self._iterator = self._cls._get_iterator(self._loader)
-            workers = self._loader.num_workers
-            self.fork_s = (time.monotonic() - begun) / workers if workers else None
         try:
             batch = next(self._iterator)
         except StopIteration:

@@ -82,7 +82,7 @@ class Trials:
             result = replace(result, rereads=bool(loader["iterable"] and self.blocks))
             result = self._without_repeats(result)
             if result.measured and (self.session.isolate or starts == self.session.starts):
-                self.costs.learn(result, time.monotonic() - begun, self.session.fork_s)
+                self.costs.learn(result, time.monotonic() - begun)
         self.keep(result)
         return result
 

@@ -67,13 +67,37 @@ def observe(options: RunOptions, tell: Callable[[str], None]) -> dict[str, Any]:
         )
     check_out(options.out)
     run = RunDir.new(options.out, run_name(options.command))
-    config = {"mode": "run", "records": str(run.path), "steps": options.steps}
-    boot = BootFolder(run.path / "boot", secrets.token_hex(8), config)
-    machine = read_machine().as_dict()
-    command = redact(options.command)
-    run.write_json("run.json", {"schema": RUN_FORMAT, "machine": machine, "command": command})
+    facts = {"machine": read_machine().as_dict(), "command": redact(options.command)}
+    run.write_json("run.json", {"schema": RUN_FORMAT, **facts})
     if options.keep_stdout:
         tell(f"the command's standard output goes to {run.log}")
+    boot = BootFolder(
+        run.path / "boot",
+        secrets.token_hex(8),
+        {"mode": "run", "records": str(run.path), "steps": options.steps},
+    )
+    code, seconds = _start(options, run, boot)
+    trainings = [training(number, ranks) for number, ranks in sorted(read_trainings(run.path).items())]
+    document = {
+        "schema": SCHEMA,
+        **facts,
+        "run": str(run.path),
+        "exit_code": code,
+        "seconds": round(seconds, 3),
+        "steps_asked": options.steps,
+        "trainings": trainings,
+        "note": _note(trainings, run, boot, options.command),
+        "reading": reading(trainings),
+    }
+    try:
+        run.write_json("result.json", document)
+    except OSError as error:  # what the command's exit code says must not depend on our disk
+        tell(f"{run.path}/result.json could not be written: {error.strerror}")
+    return document
+
+
+def _start(options: RunOptions, run: RunDir, boot: BootFolder) -> tuple[int, float]:
+    """The command from its start to its end: its exit code, and how long it took."""
     try:
         boot.set_start(1)
         begun = time.monotonic()
@@ -82,27 +106,9 @@ def observe(options: RunOptions, tell: Callable[[str], None]) -> dict[str, Any]:
             code = foreground.run(options.command, env, run.log if options.keep_stdout else None)
         seconds = time.monotonic() - begun
         boot.keep_signs()
-        stopped = boot.sign("stopped")
     finally:
         boot.remove()
-    trainings = [training(number, ranks) for number, ranks in sorted(read_trainings(run.path).items())]
-    document = {
-        "schema": SCHEMA,
-        "machine": machine,
-        "command": command,
-        "run": str(run.path),
-        "exit_code": code,
-        "seconds": round(seconds, 3),
-        "steps_asked": options.steps,
-        "trainings": trainings,
-        "note": _note(trainings, stopped, boot, options.command) if run.path.exists() else "RUN was removed",
-        "reading": reading(trainings),
-    }
-    try:
-        run.write_json("result.json", document)
-    except OSError as error:  # what the command's exit code says must not depend on our disk
-        tell(f"{run.path}/result.json could not be written: {error.strerror}")
-    return document
+    return code, seconds
 
 
 def read_trainings(folder: Path) -> dict[int, dict[int, RankSeen]]:
@@ -158,9 +164,12 @@ def training(number: int, ranks: Mapping[int, RankSeen]) -> dict[str, Any]:
 
 
 def _note(
-    trainings: Sequence[Mapping[str, Any]], stopped: str, boot: BootFolder, command: Sequence[str]
+    trainings: Sequence[Mapping[str, Any]], run: RunDir, boot: BootFolder, command: Sequence[str]
 ) -> str | None:
     """What a reader has to know before the figures."""
+    if not run.path.exists():
+        return f"the run folder {run.path} was removed meanwhile"
+    stopped = boot.sign("stopped")
     if stopped:
         return f"recording has stopped early: {stopped}"
     if not trainings:

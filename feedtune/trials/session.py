@@ -68,7 +68,6 @@ class Session:
         self.tell = tell
         self.starts = 0
         self.isolate = launch.isolate
-        self.fork_s: float | None = None  # time that starting one worker took, in the latest block with some
         self.repeated: tuple[int, int] | None = None  # of iterable data: first samples, repeated ones
         self.process: GuardedProcess | None = None
         self.worker_bytes: int | None = None
@@ -200,7 +199,6 @@ class Session:
             self.batch = tuple(end["sizes"]) if end["sizes"] else self.batch
             self.cloned = self.cloned or end["cloned"]
             self.shared_files |= set(end["shared_files"])
-            self.fork_s = end["fork_s"] or self.fork_s
         self.repeated = next((tuple(end["repeated"]) for end in ends.values() if end["repeated"]), None)
         if plan.cache:
             self._cache_plan = plan

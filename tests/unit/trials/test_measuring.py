@@ -25,7 +25,6 @@ class FakeSession:
         self.starts = 1
         self.isolate = False
         self.repeated = None
-        self.fork_s = None
         self.elements = elements
 
     def run(self, plan: BlockPlan) -> BlockResult:
