@@ -79,7 +79,7 @@ def test_a_run_folder_that_goes_costs_the_report_and_nothing_else(tmp_path: Path
     assert done.stdout == "trained on\n"
     assert "Traceback" not in done.stderr
     assert "could not be written" in done.stderr
-    assert "RUN was removed" in done.stderr
+    assert "was removed meanwhile" in done.stderr
 
 
 MANY = (
