@@ -256,10 +256,9 @@ def test_ranks_that_begin_anew_within_a_block(play) -> None:
 def test_records_of_a_block_that_was_done_twice_are_told_apart(play) -> None:
     session = play(lambda *_: None)
     session.start()
-    rank = session.rank()
+    rank, state = session.rank(), session.state()
     for steps in (30, 20):
         rank.does(0, steps=steps, pace_s=0.001)
-        state = session.state()
         assert session.server.wait(lambda n=steps: state.results.get((0, 0), {}).get("steps") == n, 30.0)
         ends = {**state.results[0, 0]}
         time.sleep(0.05)

@@ -232,8 +232,9 @@ def test_ranks_that_all_ended_and_begin_anew(scene) -> None:
     assert not scene.block.partial
 
 
-def test_ranks_that_end_well_and_begin_anew(scene) -> None:
+def test_ranks_that_end_well_and_begin_anew(scene, monkeypatch) -> None:
     """torchrun twice in one command: what the first ranks measured until their end counts."""
+    monkeypatch.setattr(waiting, "_EXIT_GRACE_S", 100 * PATIENCE_S)
     one, two = scene.pair()
     scene.wait()
     for rank in (one, two):
