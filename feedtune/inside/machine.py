@@ -260,11 +260,14 @@ class Machine:
         block, self._block = self._block, None
         if block is None:
             return
-        end = time.monotonic()
+        begun = end = time.monotonic()
+        if partial and block.records:
+            # When the loop left its last step is not known: what came after may be an evaluation, or a save.
+            end = block.records.pop()[1]
         worker_s = block.source.worker_seconds() if block.source is not None else None
         if block.source is not None:
             self._close_source(block)
-        close_s = time.monotonic() - end
+        close_s = time.monotonic() - begun
         with open(self._path, "a") as file:
             file.writelines(
                 json.dumps([block.k, *record], separators=(",", ":")) + "\n" for record in block.records
@@ -274,7 +277,7 @@ class Machine:
                 "type": "result",
                 "k": block.k,
                 "rank": self._rank,
-                "steps": block.step,
+                "steps": len(block.records),
                 "total": self.total_steps,
                 "start_s": block.start_s,
                 "end_s": end,

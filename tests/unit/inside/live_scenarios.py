@@ -85,6 +85,13 @@ def short(log, _) -> None:
     train(log, DataLoader(Numbers(), batch_size=BATCH, sampler=Orders()), epochs=6)
 
 
+def ends_slowly(log, _) -> None:
+    """What follows the last step is no part of it."""
+    train(log, DataLoader(Numbers(), batch_size=BATCH, sampler=Orders()), epochs=4)
+    log(at="trained", now=time.monotonic())
+    time.sleep(0.5)
+
+
 def persistent(log, _) -> None:
     loader = DataLoader(Numbers(), batch_size=BATCH, sampler=Orders(), num_workers=2, persistent_workers=True)
     train(log, loader)
