@@ -41,7 +41,7 @@ def _rates(console: Any, document: dict[str, Any]) -> None:
     for name, rate, starved in rows:
         if rate is None:
             continue
-        bar = "█" * max(1, round(16 * rate / ceiling)) if ceiling else ""
+        bar = "█" * min(16, max(1, round(16 * rate / ceiling))) if ceiling else ""
         text = "" if starved is None else f"starved {max(starved, 0):6.1%}"
         console.print(f"  {name:<23}{rate:>10.2f} steps/s  {text:<15} {bar}")
     console.print()
