@@ -9,13 +9,15 @@ from __future__ import annotations
 import ctypes
 import struct
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from .replay import tensors
 
 SAMPLES = 64  # of each worker
 _BYTES = 1 << 16  # of each tensor of a sample
+_BY_CHANCE = 3  # a few values repeat between workers about as often as within each
 _SLOT = struct.Struct(f"=q{SAMPLES}Q")
 
 
@@ -36,29 +38,39 @@ class Fingerprints:
         self._memory = memory
         self._offset = offset
         self._found: list[int] = []
+        self._batches = 0
 
     def see(self, batch: Any) -> None:
-        """Take the samples of a batch, until there are enough."""
-        if len(self._found) < SAMPLES:
+        """Take the samples of a batch, until there are enough or so many batches had none."""
+        if len(self._found) >= SAMPLES or self._batches >= SAMPLES:
+            return
+        self._batches += 1
+        try:
             self._found += of(batch)
-            marks = self._found[:SAMPLES]
-            _SLOT.pack_into(self._memory, self._offset, len(marks), *marks, *[0] * (SAMPLES - len(marks)))
+        except (RuntimeError, TypeError, ValueError):  # a tensor of a class of its own, without memory
+            self._batches = SAMPLES
+            self._found = []
+        marks = self._found[:SAMPLES]
+        _SLOT.pack_into(self._memory, self._offset, len(marks), *marks, *[0] * (SAMPLES - len(marks)))
 
 
 def of(batch: Any) -> list[int]:
-    """One number a sample: of all tensors of a batch whose first dimension has the batch's length."""
+    """One number a sample: of all tensors of a batch that are as long as most of them are."""
     import torch
 
     found = [t for t in tensors(batch) if t.dim() and t.device.type == "cpu" and t.layout == torch.strided]
-    length = len(found[0]) if found else 0
-    rows = [t for t in found if len(t) == length]
+    lengths = Counter(len(t) for t in found if len(t))
+    length = lengths.most_common(1)[0][0] if lengths else 0
+    rows = [t.detach() for t in found if len(t) == length]
     return [_of_sample(row[i] for row in rows) for i in range(min(length, SAMPLES))]
 
 
-def _of_sample(parts: Iterator[Any]) -> int:
+def _of_sample(parts: Iterable[Any]) -> int:
     mark, length = 0, 0
     for part in parts:
-        flat = part.detach().reshape(-1)
+        while part.dim() > 1 and part.numel() > _BYTES and not part.is_contiguous():
+            part = part[0]  # the whole would be copied
+        flat = part.reshape(-1)[:_BYTES] if part.is_contiguous() else part[:_BYTES].reshape(-1)
         count = min(flat.numel() * flat.element_size(), _BYTES)
         mark = zlib.crc32(ctypes.string_at(flat.data_ptr(), count) if count else b"", mark)
         length += count
@@ -71,14 +83,22 @@ def repeated(memory: Any, workers: int) -> tuple[int, int] | None:
     Returns:
         ``None`` where it cannot be told: one worker, no tensors, or samples that repeat within a worker.
     """
-    each: list[set[int]] = []
-    count = 0
+    each: list[Counter[int]] = []
     for worker in range(workers):
         known, *marks = _SLOT.unpack_from(memory, worker * _SLOT.size)
         if known:
-            each.append(set(marks[:known]))
-            count += known
-    distinct = sum(map(len, each))
-    if len(each) < 2 or distinct < 0.9 * count:
+            each.append(Counter(marks[:known]))
+    counts = [sum(found.values()) for found in each]
+    total, distinct = sum(counts), sum(map(len, each))
+    if len(each) < 2 or distinct < 0.9 * total:
         return None
-    return count, distinct - len(set().union(*each))
+    within, inside = sum(map(_equal_pairs, each)), sum(n * (n - 1) // 2 for n in counts)
+    between = _equal_pairs(sum(each, Counter())) - within
+    outside = total * (total - 1) // 2 - inside
+    if within and between * inside <= _BY_CHANCE * within * outside:
+        return total, 0
+    return total, distinct - len(set().union(*each))
+
+
+def _equal_pairs(found: Counter[int]) -> int:
+    return sum(n * (n - 1) // 2 for n in found.values())
