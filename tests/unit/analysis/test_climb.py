@@ -171,6 +171,54 @@ def test_what_the_user_fixes_is_respected(name, value) -> None:
     assert {getattr(settings, name) for settings in asked} == {value}
 
 
+def test_what_can_change_what_is_learned_is_not_tried_unasked() -> None:
+    own = LoaderSettings(2)
+    for settings in climb(space_of(own), own, latency_bound):
+        assert (settings.in_order, settings.multiprocessing_context) == (True, None)
+    for settings in climb(space_of(own, same_workers=True), own, latency_bound):
+        assert settings.num_workers == 2
+    orders = {s.in_order for s in climb(space_of(own, any_order=True), own, latency_bound)}
+    assert orders == {True, False}
+
+
+def test_the_users_own_order_and_start_method_stay() -> None:
+    own = LoaderSettings(2, 2, False, False, "spawn")
+    for any_order in (False, True):
+        asked = [s for s in climb(space_of(own, any_order=any_order), own, latency_bound) if s.num_workers]
+        assert asked[0] == own
+        assert {s.multiprocessing_context for s in asked} == {"spawn"}
+        assert {s.in_order for s in asked} == {False}
+
+
+def test_start_methods_are_tried_at_the_best_alone() -> None:
+    own = LoaderSettings(0)
+    space = space_of(own, start_methods=["spawn", "forkserver"])
+    rates = climb(space, own, lambda s: latency_bound(s) * (1.5 if s.multiprocessing_context else 1))
+    others = [settings for settings in rates if settings.multiprocessing_context]
+    assert {s.multiprocessing_context for s in others} == {"spawn", "forkserver"}
+    assert {s.num_workers for s in others} <= {max(s.num_workers for s in rates)}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("in_order", False), ("multiprocessing_context", "forkserver"), ("num_workers", 0)]
+)
+def test_what_the_user_fixes_of_the_rest_is_respected(name, value) -> None:
+    own = LoaderSettings(2)
+    space = space_of(own, fixed={name: value}, any_order=True, start_methods=["spawn"])
+    asked = [s for s in climb(space, own, latency_bound) if s.num_workers or name == "num_workers"]
+    assert asked
+    assert {getattr(settings, name) for settings in asked} == {value}
+
+
+def test_a_space_without_workers_has_no_order_and_no_start_method() -> None:
+    own = LoaderSettings(0)
+    space = space_of(own, same_workers=True, any_order=True, start_methods=["spawn"])
+    assert space.single
+    assert space.contains(LoaderSettings(0, 4, False, False, "spawn"))
+    assert list(climb(space, own, latency_bound)) == [own]
+    assert not space_of(LoaderSettings(2), same_workers=True, any_order=True).single
+
+
 def test_a_space_of_one_holds_nothing_else() -> None:
     own = LoaderSettings(3, 2)
     space = space_of(own, fixed={"num_workers": 3, "prefetch_factor": 2})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from itertools import product
 
 import pytest
 
@@ -90,6 +92,90 @@ def test_excluded_settings_are_a_constraint(tmp_path) -> None:
     search.tell(settings, out)
     assert search.rates == {settings: None}
     assert search.ask() != settings
+
+
+def every(space) -> list[LoaderSettings]:
+    """All settings of a space."""
+    found = {
+        LoaderSettings(*values)
+        for values in product(space.workers, space.prefetch, space.pin, space.orders, space.contexts)
+    }
+    return sorted(found, key=lambda settings: (settings.cost, str(settings)))
+
+
+def test_all_settings_come_back_as_they_were_queued(tmp_path) -> None:
+    """The study's conditional space and the settings are one to one."""
+    own = LoaderSettings(3, 5, True)
+    space = make_space(
+        own, cuda=True, cores_per_rank=2, max_workers=3, any_order=True, start_methods=["spawn", "forkserver"]
+    )
+    search = Search(tmp_path / "study.journal", space, own)
+    for settings in every(space):
+        search._queued = settings
+        search._study.enqueue_trial(search._params(settings))
+        trial = search._study.ask()
+        assert search._suggest(trial) == settings
+        search._study.tell(trial, 1.0)
+        names = {"num_workers", "pin_memory"}
+        if settings.num_workers:
+            names |= {"prefetch_factor", "in_order", "start_method"}
+        assert set(trial.params) == names
+
+
+def test_settings_that_are_dropped_are_no_result_and_may_come_again(tmp_path) -> None:
+    space = make_space(OWN, cuda=False, cores_per_rank=2)
+    search = Search(tmp_path / "study.journal", space, OWN)
+    settings = search.ask()
+    search.drop()
+    assert search.rates == {}
+    assert [trial.state.name for trial in search._study.trials] == ["FAIL"]
+    assert search.ask() == settings
+    search.tell(settings, BlockResult(0, "candidate", settings, rate=3.0))
+    assert search.rates == {settings: 3.0}
+
+
+def random_search(source: random.Random):
+    """A space of any kind, and the user's own settings."""
+    own = LoaderSettings(
+        source.choice([0, 0, 1, 2, 5, 16]),
+        source.choice([None, 2, 3, 16]),
+        source.random() < 0.5,
+        source.random() < 0.7,
+        source.choice([None, "fork", "spawn"]),
+    )
+    choices = {
+        "num_workers": [0, 3], "prefetch_factor": [1, 5], "pin_memory": [True, False],
+        "in_order": [True, False], "multiprocessing_context": ["forkserver"],
+    }  # fmt: skip
+    space = make_space(
+        own,
+        cuda=source.random() < 0.5,
+        cores_per_rank=source.choice([1, 2, 8]),
+        max_workers=source.choice([0, 1, 8, 64]),
+        fixed={name: source.choice(values) for name, values in choices.items() if source.random() < 0.25},
+        same_workers=source.random() < 0.3,
+        any_order=source.random() < 0.5,
+        start_methods=source.choice([(), ("spawn", "forkserver")]),
+    )
+    return own, space
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_any_search_ends_inside_its_space_without_repeats(tmp_path, seed) -> None:
+    source = random.Random(seed)
+    own, space = random_search(source)
+    search = Search(tmp_path / "study.journal", space, own)
+    for k in range(25):
+        settings = search.ask()
+        if settings is None:
+            assert k  # something is always asked for
+            return
+        assert space.contains(settings)
+        assert settings not in search.rates
+        assert k or settings == own or not space.contains(own)
+        rate = source.choice([None, source.uniform(1, 100)])
+        failed = {"state": "failed", "reason": "hang"} if rate is None else {}
+        search.tell(settings, BlockResult(k, "candidate", settings, rate=rate, **failed))
 
 
 @pytest.mark.parametrize("own", [LoaderSettings(5, 3), LoaderSettings(10, 16)])
