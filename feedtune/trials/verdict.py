@@ -263,7 +263,7 @@ def _advice(answer: Answer, outcome: Outcome, blocks: Sequence[BlockResult], bes
         )
     failed = {b.settings.arguments(): b for b in blocks if b.state == "failed" and b.kind == "candidate"}
     for settings, block in failed.items():
-        found.append(f"{settings} failed ({block.reason}): {block.detail}.")
+        found.append(f"{settings} failed ({block.reason}): {block.detail.rstrip('.')}.")
     excluded = [b for b in blocks if b.state == "excluded" and b.reason != "duplicates"]
     if excluded:
         found.append(f"{len(excluded)} settings were not run: {excluded[0].reason}: {excluded[0].detail}.")

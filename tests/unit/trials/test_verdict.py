@@ -250,7 +250,86 @@ def test_excluded_settings_and_a_short_budget_are_said() -> None:
     assert any("--budget" in line for line in found["advice"])
 
 
+def test_settings_that_failed_are_said_once_each_with_their_cause() -> None:
+    dead = "rank 0: a worker process was killed: RuntimeError: DataLoader worker is killed by signal: Killed."
+    failed = {"state": "failed", "reason": "worker_died", "detail": dead}
+    tried = [block(LoaderSettings(w), None, **failed) for w in (4, 4, 8)]
+    confirm = block(BEST, None, "confirm", state="failed", reason="hang", detail="no sign of life")
+    lines = [
+        line for line in document(answer(), [*blocks(), *tried, confirm], FACTS)["advice"] if "failed" in line
+    ]
+    assert lines == [
+        f"{LoaderSettings(workers).arguments()} failed (worker_died): {dead}" for workers in (4, 8)
+    ]
+
+
+ITERABLE = {"world": 1, "loader": {**HELLO["loader"], "iterable": True, "dataset": "Stream"}}
+
+
+def test_iterable_data_keeps_its_worker_count_and_says_so() -> None:
+    found = decided(hello=ITERABLE, frozen=True)
+    assert any(
+        "The data is iterable (Stream)" in line and "--allow-semantic" in line for line in found["advice"]
+    )
+    assert not any("iterable" in line for line in decided()["advice"])
+
+
+def test_nothing_to_try_beside_the_users_own() -> None:
+    space = make_space(OWN, cuda=False, cores_per_rank=2, same_workers=True)
+    found = decided(hello=ITERABLE, frozen=True, space=space, winner=None, confirmed={}, gain=None)
+    assert (found["outcome"], found["gain"], found["best"]) == ("no_gain", None, found["baseline"])
+    assert found["verdict"].startswith("Nothing to try beside yours (num_workers=0")
+    # The same space by the user's own wish is the A/A test, and its failure is one.
+    fixed = decided(space=space, winner=None, confirmed={}, gain=None)
+    assert fixed["outcome"] == "failed"
+
+
+def test_nothing_to_try_at_the_ceiling_is_gpu_bound() -> None:
+    space = make_space(OWN, cuda=False, cores_per_rank=2, same_workers=True)
+    changes = {"frozen": True, "space": space, "winner": None, "confirmed": {}, "gain": None}
+    assert decided(hello=ITERABLE, ceilings={False: 10.1}, **changes)["outcome"] == "gpu_bound"
+
+
+def test_data_that_is_not_split_is_named_with_its_figures() -> None:
+    found = decided(hello=ITERABLE, repeated=(128, 64, 2))
+    (line,) = [line for line in found["advice"] if "not split" in line]
+    assert line.startswith("Stream is not split between its workers: with 2 of them, 64 of the first 128")
+    assert "get_worker_info()" in line
+    again = block(
+        LoaderSettings(4), 30.0, state="excluded", reason="duplicates", detail="64 of the first 128"
+    )
+    lines = document(answer(hello=ITERABLE, repeated=(128, 64, 2)), [*blocks(), again], FACTS)["advice"]
+    assert not any("were not run" in line for line in lines)  # it was
+
+
+def test_a_file_that_isolated_the_trials_is_named() -> None:
+    found = decided(isolated="/data/train.bin")
+    assert any("/data/train.bin" in line and "__getitem__" in line for line in found["advice"])
+
+
+def test_a_gain_that_changes_what_is_seen_says_what() -> None:
+    any_order = BEST.with_values(in_order=False)
+    changed = {"A": confirmed()["A"], "B": [block(any_order, 20.0, "confirm") for _ in range(2)]}
+    found = decided(winner=any_order, confirmed=changed)
+    assert any("in_order=False delivers" in line for line in found["advice"])
+    assert "in_order=False" in found["snippet"]
+    assert not any("in_order" in line for line in decided()["advice"])
+    assert any("worker count of iterable data" in line for line in decided(hello=ITERABLE)["advice"])
+    same = decided(hello=ITERABLE, own=BEST.with_values(prefetch_factor=2))
+    assert not any("worker count of iterable data" in line for line in same["advice"])
+    none = decided(winner=any_order, confirmed=changed, gain=NOTHING)
+    assert not any("in_order" in line for line in none["advice"])
+
+
+def test_the_note_of_a_failed_confirmation_is_the_verdict() -> None:
+    note = "the confirmation failed (hang): no sign of life for 60 s: rank 0 hangs in its loop"
+    found = decided(gain=None, confirmed={}, note=note, cut_short=True)
+    assert (found["outcome"], found["verdict"]) == ("failed", f"No answer: {note}.")
+
+
 def test_every_document_is_json() -> None:
-    for changes in ({}, {"gain": NOTHING}, {"gain": None, "interrupted": True}, {"ceilings": {}}):
+    for changes in (
+        {}, {"gain": NOTHING}, {"gain": None, "interrupted": True}, {"ceilings": {}}, {"repeated": (2, 1, 2)},
+    ):  # fmt: skip
         found = decided(**changes)
         assert json.loads(json.dumps(found, allow_nan=False)) == found
