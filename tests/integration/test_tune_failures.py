@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def test_a_worker_killed_by_the_system_is_named(tmp_path: Path, ranks: int) -> N
     block = fails(tmp_path, "killed", ranks)
     assert block["reason"] == "worker_died"
     assert "a worker process was killed" in block["detail"]
-    assert "dataloader.py" in block["stack"]
+    assert "DataLoader worker" in block["stack"]  # raised wherever the loop is at that moment
 
 
 @pytest.mark.slow
@@ -152,13 +153,19 @@ def test_without_py_spy_the_place_comes_from_faulthandler(tmp_path: Path) -> Non
     folder.mkdir()
     (folder / "python").symlink_to(os.path.realpath(sys.executable))
     code = "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); from feedtune.cli import main; main()"
+    root = str(Path(package.__file__).parents[1])
     (tmp_path / "work").mkdir()
     run = tmp_path / "run"
-    import subprocess
-
     words = ["tune", "--out", str(run), *QUICK, "--hang-timeout", "4", "--", sys.executable]
     done = subprocess.run(
-        [str(folder / "python"), "-c", code, ":".join(sys.path), *words, str(SCRIPTS / "failing.py")],
+        [
+            str(folder / "python"),
+            "-c",
+            code,
+            ":".join([root, *sys.path]),
+            *words,
+            str(SCRIPTS / "failing.py"),
+        ],
         cwd=tmp_path / "work",
         env={**os.environ, "PATH": "/usr/bin:/bin", "MODE": "hang_worker", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -210,15 +217,17 @@ def test_a_handle_shared_by_all_copies_of_the_data_isolates_the_trials(tmp_path:
     words = ["--writable", wrong, "--", sys.executable, SCRIPTS / "global_handle.py", records]
     document = tuned(tmp_path / "work", tmp_path / "run", *words, WRONG=str(wrong / "samples"))
     assert list(wrong.iterdir()) == []
-    assert document["best"]["settings"]["num_workers"] == 2
+    workers = {b["settings"]["num_workers"] for b in document["blocks"] if b["rate"]}
+    assert workers == {0, 2}
     assert document["starts"] > 2
     assert any(str(records) in line for line in document["advice"])
 
 
 @pytest.mark.slow
 def test_isolated_trials_also_try_start_methods(tmp_path: Path) -> None:
-    words = ["--isolate", "--trials", "5", "--", sys.executable, SCRIPTS / "latency.py"]
-    document = tuned(tmp_path / "work", tmp_path / "run", *words, WORKERS="1")
+    fixed = ["--set", "num_workers=2", "--set", "prefetch_factor=2", "--budget", "600"]
+    words = ["--isolate", *fixed, "--", sys.executable, SCRIPTS / "latency.py"]
+    document = tuned(tmp_path / "work", tmp_path / "run", *words, WORKERS="2", SAMPLE_S="0.001")
     methods = {b["settings"]["multiprocessing_context"] for b in document["blocks"] if b["rate"]}
     assert "spawn" in methods
     runs = [b for b in document["blocks"] if b["kind"] != "ceiling"]

@@ -33,4 +33,5 @@ def main():
     print(f"{(steps - 1) / (time.monotonic() - begun):.3f} steps/s")
 
 
-main()
+if __name__ == "__main__":
+    main()
