@@ -39,7 +39,9 @@ _ECHO = re.compile(
     r"|Dist(?:Backend|Network|Store)Error|Timed out waiting|connectFullMesh|remote process exited"
     r"|NCCL communicator was aborted"
 )
-_LAUNCHERS = re.compile(r"[\w.]*(?:ChildFailedError|ProcessExitedException|CalledProcessError)\b")
+_LAUNCHERS = re.compile(
+    r"[\w.]*(?:ChildFailedError|ProcessExitedException|CalledProcessError|SignalException)\b"
+)
 _WATCHDOG = re.compile(r"\[Rank (\d+)\] Watchdog caught collective operation timeout: .*?OpType=(\w+)")
 _TORCHRUN_EXIT = re.compile(r"exitcode\s*:\s*(-?\d+) \(pid: (\d+)\)")
 _SPAWN_EXIT = re.compile(r"process (\d+) terminated with (?:signal (SIG\w+)|exit code (\d+))")
@@ -102,6 +104,8 @@ def _told(rank: int | None, text: str, *, in_loader: bool) -> Cause:
     sign = _sign(stack)
     if sign is not None:
         reason, words, message = sign
+        if reason == "gpu_memory" and "_utils/pin_memory.py" in stack:
+            reason, words = "ram", "no more memory can be page-locked"
         return Cause(reason, f"{where}{words}: {sentence(message)}", stack)
     return Cause("loader_failed" if in_loader else "script_failed", f"{where}{error_line(stack)}", stack)
 

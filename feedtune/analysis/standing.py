@@ -15,7 +15,12 @@ _DDP = "/torch/nn/parallel/distributed.py"
 _FETCH = "/torch/utils/data/_utils/fetch.py"
 # torchrun's entry point and the decorator of a script's main function lie around everything that a rank does.
 _AROUND = ("/torch/distributed/elastic/", "/torch/distributed/run.py", "/torch/distributed/launch")
-_WAITS_FOR = {"batch": "its workers", "ranks": "the other ranks", "work": "work"}
+_WAITS_FOR = {
+    "batch": "its workers",
+    "ranks": "the other ranks",
+    "device": "its GPU, or there for the other ranks",
+    "work": "work",
+}
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class Standing:
 
     @property
     def waits(self) -> str | None:
-        """What it waits for of others: ``batch``, ``ranks`` or ``work``; ``None``: it is busy, or hangs.
+        """What it waits for of others: ``batch``, ``ranks``, ``device`` or ``work``; ``None``: it hangs.
 
         Only what the innermost call of the script's own has called tells: FSDP's forward, say, lies around
         the script's as well.
@@ -40,6 +45,8 @@ class Standing:
                 return "work" if any("/multiprocessing/queues.py" in f for _, f in names[:number]) else None
             if name == "_engine_run_backward" or (number == 0 and file.endswith(_DDP)):
                 return "ranks"  # DDP reduces inside backward, and sends buffers before forward
+            if name == "synchronize" and "/torch/cuda/" in file:
+                return "device"
             if "/torch/distributed/" in file and not any(part in file for part in _AROUND):
                 return "ranks"
             if file.endswith(_FETCH) or not _FOREIGN.search(file):

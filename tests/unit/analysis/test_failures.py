@@ -255,6 +255,27 @@ def test_an_end_that_nobody_explains(code, reason, text) -> None:
     assert (cause.reason, cause.text, cause.stack) == (reason, text, "reading\nno such file")
 
 
+def test_ranks_under_nccl() -> None:
+    """Recorded with torch 2.11 on two GPUs: peers of a lost rank say nothing at all."""
+    killed = recorded("nccl_kill")
+    cause = cause_of([], [], 1, killed, {1: pid_of(killed, 1), 0: pid_of(killed, 0)})
+    assert cause.text.startswith("rank 1 was ended by SIGKILL")
+    full = cause_of([], [], 1, recorded("nccl_oom"), {})
+    assert full.reason == "gpu_memory"
+    assert full.text.startswith("the GPU's memory is full: torch.OutOfMemoryError: CUDA out of memory. Tried")
+    hang = cause_of([], [], 1, recorded("nccl_hang"), {0: 962})
+    assert (hang.reason, hang.text) == ("hang", "rank 0: not all ranks took part in ALLREDUCE in time")
+
+
+def test_memory_that_cannot_be_page_locked_is_the_machines() -> None:
+    error = "torch.AcceleratorError: CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in"
+    original = trace(error, "/torch/utils/data/_utils/pin_memory.py")
+    caught = "torch.AcceleratorError: Caught AcceleratorError in pin memory thread for device 0."
+    pinning = said(f"{caught}\nOriginal {original}")
+    assert (pinning.reason, said(error).reason) == ("ram", "gpu_memory")
+    assert pinning.text.endswith("can be page-locked: torch.AcceleratorError: CUDA error: out of memory")
+
+
 def test_the_watchdog_of_nccl_means_that_not_all_ranks_took_part() -> None:
     """Public reports of torch 2.1 to 2.6 read so; the process aborts itself after it."""
     output = (

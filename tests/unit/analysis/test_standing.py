@@ -55,6 +55,7 @@ SAMPLE = "__getitem__ /project/data.py"
 
 WAITS_BATCH = stack(*QUEUE, *GET, *NEXT)
 WAITS_RANKS = stack(*BACKWARD, *MAIN)
+DEVICE = stack(f"synchronize {TORCH}/cuda/__init__.py", *MAIN)
 IN_LOOP = stack(f"log {TRAIN}", *MAIN)
 IN_FETCH = stack(SAMPLE, *FETCH, f"_next_data {TORCH}/utils/data/dataloader.py", *NEXT)
 IDLE = stack(*QUEUE, *LOOP, pid=20)
@@ -72,6 +73,7 @@ HELPER = stack(f"main {LIB}/multiprocessing/resource_tracker.py", "<module> <str
         (stack(*REDUCE, *MAIN), "ranks"),
         (stack(f"_sync_buffers {TORCH}/nn/parallel/distributed.py", *MAIN), "ranks"),
         (stack(f"barrier {TORCH}/distributed/distributed_c10d.py", SAMPLE, *FETCH, *NEXT), "ranks"),
+        (DEVICE, "device"),
         (IDLE, "work"),
         (IN_LOOP, None),
         (IN_FETCH, None),
@@ -153,7 +155,14 @@ def test_a_worker_that_hangs_in_a_foreign_extension_has_the_place_that_called_it
     assert blame({0: WAITS_BATCH}, {0: [library]}).text == f"a worker of rank 0 hangs in load ({image}:7)"
 
 
-RANKS = {"batch": WAITS_BATCH, "ranks": WAITS_RANKS, "loop": IN_LOOP, "fetch": IN_FETCH, "unread": None}
+RANKS = {
+    "device": DEVICE,
+    "batch": WAITS_BATCH,
+    "ranks": WAITS_RANKS,
+    "loop": IN_LOOP,
+    "fetch": IN_FETCH,
+    "unread": None,
+}
 
 
 @pytest.mark.parametrize(
@@ -179,6 +188,9 @@ RANKS = {"batch": WAITS_BATCH, "ranks": WAITS_RANKS, "loop": IN_LOOP, "fetch": I
          "rank 1 hangs in a fetch, in __getitem__ (/project/data.py:7)"),
         (["ranks", "ranks"], {}, "rank 0 waits for the other ranks; rank 1 waits for the other ranks"),
         (["ranks", "batch"], {}, "rank 0 waits for the other ranks; rank 1 waits for its workers"),
+        # As NCCL has it: its ranks wait in the stream, and that for whoever sleeps.
+        (["device", "loop"], {}, f"rank 1 hangs in its loop, in log ({TRAIN}:7)"),
+        (["device"], {}, "rank 0 waits for its GPU, or there for the other ranks"),
         (["ranks", "unread"], {}, "rank 0 waits for the other ranks"),
         (["unread", "loop"], {}, f"rank 1 hangs in its loop, in log ({TRAIN}:7)"),
         # A worker that still fetches ahead is no hang where its rank waits for others.
