@@ -243,8 +243,10 @@ def test_ranks_that_begin_anew_within_a_block(play) -> None:
         first.goes()
         time.sleep(0.5)
         again = session.rank(pid=2)
-        again.does(again.asks()["k"], pace_s=0.05)
-        again.does(again.asks(1)["k"], pace_s=0.05)
+        k = again.asks()["k"]  # the first block still, or the next one already
+        again.does(k, pace_s=0.05)
+        if k == 0:
+            again.does(again.asks(1)["k"], pace_s=0.05)
 
     session = play(script)
     result = session.run(plan())
