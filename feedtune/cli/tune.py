@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any, Optional
@@ -167,9 +168,12 @@ def _fixed(items: list[str]) -> dict[str, int | bool | str]:
 def _loader(text: str | None) -> str | None:
     from shard_tools.errors import BadInput
 
-    if text is not None and not text.rpartition(":")[2].isdecimal():
+    if text is None:
+        return None
+    name, _, line = text.rpartition(":")
+    if not name or not line.isdecimal():
         raise BadInput(f"--loader {text}: not FILE:LINE", "as in --loader train.py:42")
-    return text
+    return f"{os.path.normpath(name)}:{line}"
 
 
 def _folders(paths: list[Path]) -> list[Path]:
