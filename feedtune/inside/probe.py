@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -90,3 +91,18 @@ def start_method() -> str:
     import multiprocessing
 
     return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+
+
+def can_be_imported() -> bool:
+    """Whether the script does nothing when a spawned worker imports it: it looks at ``__name__`` somewhere.
+
+    One that does not would train in each such worker, too.
+    """
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    if file is None:
+        return True  # -c, or an interpreter that is embedded: nothing is imported again
+    try:
+        with open(file, "rb") as source:
+            return b"__name__" in source.read()
+    except OSError:
+        return False

@@ -13,7 +13,7 @@ from . import snapshot
 from .client import Client
 from .identity import Watch, batch_size_of, shape_of
 from .machine import Machine, View
-from .probe import start_method
+from .probe import can_be_imported, start_method
 from .signs import mark, note
 from .site import identity_of
 from .stack_signal import arm
@@ -218,6 +218,7 @@ def describe(watched: Watched, runtime: Runtime) -> dict[str, Any]:
         "in_order": bool(getattr(loader, "in_order", True)),
         "multiprocessing_context": None if context is None else context.get_start_method(),
         "start_method": start_method(),
+        "spawns": can_be_imported(),
         "site": watched.watch.place,
         "identity": identity_of(loader),
         "optimizer_steps": runtime.optimizer_steps,

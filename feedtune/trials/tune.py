@@ -204,8 +204,14 @@ class Tuning:
             fixed=options.fixed,
             same_workers=frozen,
             any_order=options.allow_semantic,
-            start_methods=[m for m in START_METHODS if m != default] if options.isolate else (),
+            start_methods=[m for m in START_METHODS if m != default] if self._may_spawn(loader) else (),
         )
+
+    def _may_spawn(self, loader: Mapping[str, Any]) -> bool:
+        """Whether start methods may be tried: trials have their own starts, the script can be imported."""
+        if self.options.isolate and not loader["spawns"]:
+            self.answer.unguarded = True
+        return self.options.isolate and bool(loader["spawns"])
 
     def _search(self, space: Space, own: LoaderSettings, hello: Message) -> None:
         from feedtune.search import Search

@@ -38,6 +38,7 @@ class Answer:
     beaten: bool = False  # every candidate was clearly slower than the user's own settings
     frozen: bool = False  # iterable data: the worker count was kept
     repeated: tuple[int, int, int] | None = None  # of it: first samples, repeated ones, at so many workers
+    unguarded: bool = False  # the script trains when a spawned worker imports it
     isolated: str = ""  # a file that made every trial run in a start of its own
     note: str = ""
 
@@ -287,6 +288,11 @@ def _semantic_advice(answer: Answer, gain: Side | None) -> list[str]:
             f"{loader.get('dataset')} is not split between its workers: with {workers} of them, {again} of "
             f"the first {first} samples came from more than one, so an epoch repeats its samples; "
             "split it in __iter__ with torch.utils.data.get_worker_info() before raising num_workers."
+        )
+    if answer.unguarded:
+        found.append(
+            'Start methods were not tried: the script has no if __name__ == "__main__", so a worker that is '
+            "spawned would train, too."
         )
     if answer.isolated:
         found.append(

@@ -234,6 +234,18 @@ def test_isolated_trials_also_try_start_methods(tmp_path: Path) -> None:
     assert document["starts"] == len(runs)
 
 
+@pytest.mark.slow
+def test_start_methods_are_not_tried_where_a_spawned_worker_would_train(tmp_path: Path) -> None:
+    script = tmp_path / "bare.py"
+    text = (SCRIPTS / "latency.py").read_text()
+    script.write_text(text.replace('if __name__ == "__main__":', "if True:"))
+    fixed = ["--set", "num_workers=2", "--set", "prefetch_factor=2", "--budget", "600"]
+    words = ["--isolate", *fixed, "--", sys.executable, script]
+    document = tuned(tmp_path / "work", tmp_path / "run", *words, WORKERS="1", SAMPLE_S="0.001")
+    assert {b["settings"]["multiprocessing_context"] for b in document["blocks"]} == {None}
+    assert any('no if __name__ == "__main__"' in line for line in document["advice"])
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
