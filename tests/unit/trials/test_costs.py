@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+
 import pytest
 
 from feedtune.records import BlockResult
@@ -76,3 +79,23 @@ def test_the_longest_step_is_a_worker_alone_or_the_slowest_block() -> None:
     assert costs.step_s() == pytest.approx(BATCH)
     costs.learn(BlockResult(1, "candidate", LoaderSettings(1), rate=2.0), 1.0)
     assert costs.step_s() == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_whatever_was_measured_predictions_are_times(seed) -> None:
+    source = random.Random(seed)
+
+    def some(low: float, high: float) -> float | None:
+        return source.choice([None, source.uniform(low, high)])
+
+    costs = Costs()
+    for _ in range(source.randrange(8)):
+        settings = LoaderSettings(source.choice([0, 1, 2, 8, 32]), source.choice([2, 4]))
+        rate, worker_s, swap = some(0.01, 1e5), some(0.0, 10.0), some(0.0, 20.0)
+        result = BlockResult(0, "candidate", settings, rate=rate, worker_s=worker_s, swap_s=swap)
+        costs.learn(result, source.uniform(0.0, 60.0))
+        for workers in (0, 1, 3, 64):
+            predicted = costs.swap_s(LoaderSettings(workers))
+            assert predicted is None or 0 <= predicted < math.inf
+            assert 0 <= costs.of(LoaderSettings(workers)) < math.inf
+        assert 0 <= costs.step_s() < math.inf
