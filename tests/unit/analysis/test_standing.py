@@ -131,6 +131,7 @@ def test_a_worker_that_hangs_before_its_first_fetch_does_not_wait_for_work(call)
     hangs = stack(call, f"__call__ {OURS}/probe.py", *LOOP, pid=21)
     assert hangs.is_worker
     assert hangs.waits is None
+    assert stack(call, *LOOP, *QUEUE).waits is None  # a queue that its parent stood at
     assert "a worker of rank 0 hangs in" in blame({0: WAITS_BATCH}, {0: [IDLE, hangs]}).text
 
 

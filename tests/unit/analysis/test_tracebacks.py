@@ -136,6 +136,7 @@ def test_a_text_that_begins_within_a_frame() -> None:
 
 def test_a_text_without_any_exception_is_told_by_its_last_line() -> None:
     assert error_line("loading\nkilled\n\n") == "killed"
+    assert error_line("1\n2\nValueError: skipped, says the log\nepoch: 3\n") == "epoch: 3"
     assert error_line("") == ""
     assert raised("") == []
     assert last_line("a\n  b \n\n") == "b"
