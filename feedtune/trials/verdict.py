@@ -38,6 +38,9 @@ class Answer:
     beaten: bool = False  # every candidate was clearly slower than the user's own settings
     frozen: bool = False  # iterable data: the worker count was kept
     repeated: tuple[int, int, int] | None = None  # of it: first samples, repeated ones, at so many workers
+    odd_ceiling: tuple[float, float] | None = (
+        None  # a replay slower than the user's own settings: their rates
+    )
     unguarded: bool = False  # the script trains when a spawned worker imports it
     isolated: str = ""  # a file that made every trial run in a start of its own
     note: str = ""
@@ -246,6 +249,11 @@ def _advice(answer: Answer, outcome: Outcome, blocks: Sequence[BlockResult], bes
         found.append(
             f"Training still waits {_percent(starved)} of its time for data: make the data cheaper to read "
             "and decode (smaller images, a faster decoder, shards: shard-tools pack SRC DST)."
+        )
+    if answer.odd_ceiling:
+        found.append(
+            "Starvation is unknown: replayed batches came to {:.2f} steps/s, below your settings' {:.2f}; "
+            "something else slowed the replay down, tune again.".format(*answer.odd_ceiling)
         )
     found += _semantic_advice(answer, best if outcome == "gain" else None)
     space = answer.space

@@ -92,3 +92,26 @@ def test_uneven_batches_make_it_a_rate_per_element(tmp_path, elements, rate, une
     made.ceilings(False, made.baseline(LoaderSettings(2)))
     assert made.answer.ceiling == pytest.approx(rate)
     assert made.answer.uneven == uneven
+
+
+@pytest.mark.parametrize("iterable", [True, False])
+def test_blocks_of_iterable_data_say_that_they_read_again(tmp_path, iterable) -> None:
+    """Iterable data restarts with each block: later ones find warm what the first one has read."""
+    made = trials(tmp_path, FakeSession())
+    made.answer.hello["loader"]["iterable"] = iterable
+    own = LoaderSettings(2)
+    first = made.baseline(own)
+    made.ceilings(False, first)
+    later = [made.run(made.plan("candidate", own)), made.run(made.plan("confirm", own))]
+    assert not first.rereads
+    assert [block.rereads for block in later] == [iterable, iterable]
+
+
+def test_a_replay_slower_than_real_data_is_no_ceiling(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(f"{__name__}.PAGEABLE", 0.5 * BASELINE)
+    made = trials(tmp_path, FakeSession())
+    baseline = made.baseline(LoaderSettings(2))
+    made.ceilings(False, baseline)
+    assert made.answer.ceiling is None
+    assert made.answer.odd_ceiling == (0.5 * BASELINE, BASELINE)
+    assert made.starvation(baseline) is None
