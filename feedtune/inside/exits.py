@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import multiprocessing
 import multiprocessing.util
 import sys
 from collections.abc import Callable
-from typing import Optional
+from typing import NoReturn, Optional
 
 
 def at_exit(call: Callable[[], None]) -> None:
@@ -18,6 +19,29 @@ def at_exit(call: Callable[[], None]) -> None:
     atexit.register(call)
     if multiprocessing.parent_process() is not None:
         multiprocessing.util.Finalize(None, call, exitpriority=0)
+
+
+_codes: list[object] = []  # what sys.exit was called with, the last one last
+
+
+def remember_exit() -> None:
+    """Remember what ``sys.exit`` is called with from now on: nothing else tells it to a process that ends."""
+    leave = sys.exit
+
+    @functools.wraps(leave)
+    def remembered(*code: object) -> NoReturn:
+        _codes.append(code[0] if code else None)
+        leave(*code)  # type: ignore[arg-type]  # whatever the script gave
+
+    sys.exit = remembered
+
+
+def exit_code() -> int:
+    """The code that this process ends with, as far as it is known; asked while it ends."""
+    if ending_error() is not None:
+        return 1
+    code = _codes[-1] if _codes else 0
+    return code if isinstance(code, int) else int(code is not None)  # a text is printed, and means 1
 
 
 def inheriting() -> bool:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from . import snapshot
 from .client import Client, ControlLost
-from .exits import ending_error
+from .exits import ending_error, exit_code, remember_exit
 from .feed import Feed
 from .replay import Cache, Player, measure
 from .swap import Source
@@ -98,6 +98,7 @@ class Machine:
         self._empty_restarts = 0
         self._base_files = watch.base_files
         self._shared: list[str] = []
+        remember_exit()
         atexit.register(self._script_ended)
         # A process of multiprocessing (mp.spawn) ends without atexit; its own finalizers come first.
         self._finalizer = multiprocessing.util.Finalize(None, self._script_ended, exitpriority=1000)
@@ -246,13 +247,17 @@ class Machine:
         return block
 
     def _script_ended(self) -> None:
-        """The script ends by itself in the middle of a block: what was measured until now still counts."""
+        """The script ends by itself in the middle of a block: what was measured until now still counts.
+
+        The last rank to end stays, so that its launcher does not end and nothing after it runs.
+        """
         error = ending_error()
         try:
             if error is not None:
                 text = "".join(traceback.format_exception(type(error), error, error.__traceback__))[-4000:]
                 self.client.send({"type": "uncaught", "rank": self._rank, "text": text})
             self._end_block(partial=True)
+            self.client.ask({"type": "leave", "rank": self._rank, "code": exit_code()})
         except (ControlLost, OSError):
             return  # the driver has gone first
 

@@ -32,6 +32,7 @@ class StartState:
     uncaught: list[Message] = field(default_factory=list)  # what has ended ranks, in order of arrival
     asked: dict[int, int] = field(default_factory=dict)  # rank -> k it waits for
     done: set[int] = field(default_factory=set)
+    left: dict[int, int] = field(default_factory=dict)  # rank -> the exit code that it would end with
     lost: list[int] = field(default_factory=list)  # pids whose connection has ended, the first one first
     loader: int | None = None
     heard_s: float = field(default_factory=time.monotonic)
@@ -188,6 +189,7 @@ class ControlServer:
         if before is not None and before.get("pid") not in (pid, *state.lost):
             return {"ok": False}  # a second program that calls itself the same rank: it trains on untouched
         if before is not None and before.get("pid") != pid:  # the script trains once more: folds, stages
+            state.left.pop(message["rank"], None)
             state.results = {key: end for key, end in state.results.items() if key[1] != message["rank"]}
         if state.loader is None or state.loader == message["loader"].get("number", state.loader):
             state.hellos[message["rank"]] = message
@@ -231,6 +233,16 @@ class ControlServer:
 
     def _on_uncaught(self, message: Message, state: StartState) -> None:
         state.uncaught.append(message)
+
+    def _on_leave(self, message: Message, state: StartState) -> Message:
+        """A rank ends by itself. The last one, and one that fails, is kept until the tree is ended."""
+        hello = state.hellos.get(message["rank"], {})
+        state.left[message["rank"]] = int(message["code"])
+        state.lost.append(hello.get("pid", 0))
+        self._changed.notify_all()
+        if message["code"] or state.left.keys() >= state.hellos.keys():
+            self._changed.wait_for(lambda: self._closed)
+        return {"go": True}
 
     def _on_done(self, message: Message, state: StartState) -> None:
         state.done.add(message["rank"])

@@ -143,7 +143,7 @@ class Session:
         if self.isolate and self._blocks_in_start and not (plan.kind == "ceiling" and self._cached):
             self.stop()
         while True:
-            if self.process is not None and self.process.poll() is not None:
+            if self.process is not None and (self.process.poll() is not None or self._all_left()):
                 self.stop()
             if plan.kind == "ceiling" and not self._cached and self._cache_plan is not None:
                 self.run(self._cache_plan)  # a new start has no batches to replay yet
@@ -163,6 +163,12 @@ class Session:
                 self.stop()
             if not (cut and done_before > 0 and self.starts < _MAX_STARTS):
                 return result
+
+    def _all_left(self) -> bool:
+        """Whether the training has come to its own end; its last rank is kept, and can do no block."""
+        state = self.state()
+        with self.server.locked():
+            return bool(state.hellos) and state.left.keys() >= state.hellos.keys()
 
     def _announce_restart(self) -> None:
         if self.starts and not self.isolate:

@@ -64,6 +64,10 @@ class BlockWait:
                 known = self.known or len(state.hellos) >= world
                 if (known or now - first_result > _SILENT_GRACE_S) and self._take_ends():
                     return self._check_partial()
+            elif self.server.wait(lambda: any(state.left.values()), 0):
+                # A rank fails, and is kept: the others cannot go on without it.
+                self.server.wait(self._all_left, _LAST_WORDS_S)
+                return self._ended(self._worst_code())
             elif (code := self.process.poll()) is not None:
                 # What its ranks have said last can still be on its way.
                 self.server.wait(lambda: self._lost() == len(state.hellos), _LAST_WORDS_S)
@@ -130,8 +134,18 @@ class BlockWait:
         code = self._exit_code()
         return None if code in (0, None) else self._ended(code)
 
+    def _all_left(self) -> bool:
+        """Whether all ranks have come to their own end, where the last one is kept."""
+        return self.state.left.keys() >= self.state.hellos.keys()
+
+    def _worst_code(self) -> int:
+        with self.server.locked():
+            return max(self.state.left.values(), default=0, key=abs)
+
     def _exit_code(self) -> int | None:
         """The command's exit code, once its ranks have ended; ``None`` where it goes on, or trains anew."""
+        if self.server.wait(self._all_left, _LAST_WORDS_S):
+            return self._worst_code()
         first = list(map(id, self.state.hellos.values()))
         deadline = time.monotonic() + _EXIT_GRACE_S
         while (code := self.process.poll()) is None and time.monotonic() < deadline:

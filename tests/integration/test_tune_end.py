@@ -11,7 +11,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,11 +57,11 @@ class Project:
             start_new_session=True,
         )
 
-    def assert_untouched(self, but: str = "nothing") -> None:
+    def assert_untouched(self, but: str = "nothing", traces: Collection[str] = ()) -> None:
         assert [left for left in self.footprint.wait() if not left.startswith(but)] == []
         assert folder_hash(self.work) == self.before
         assert not (self.run / "boot").exists(), "the start-up folder holds the token"
-        assert list(self.traces.iterdir()) == []
+        assert {trace.name for trace in self.traces.iterdir()} == set(traces)
 
 
 @pytest.fixture
@@ -73,20 +73,18 @@ SHELL = (
     'trap "touch $TRACES/at_exit" EXIT; '
     "({torchrun}; touch $TRACES/then) && touch $TRACES/and; touch $TRACES/last"
 )
+COMMANDS = {
+    "shell": ["bash", "-c", SHELL.format(torchrun=" ".join(TORCHRUN))],
+    # Code after mp.spawn, and a program that runs such a training as its child and goes on.
+    "spawn": [sys.executable, "ends.py", "around"],
+}
+SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     "step_s", ["0.1", pytest.param("0", marks=pytest.mark.slow)], ids=["slow steps", "fast steps"]
 )
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["bash", "-c", SHELL.format(torchrun=" ".join(TORCHRUN))],
-        # Code after mp.spawn, and a program that runs such a training as its child and goes on.
-        [sys.executable, "ends.py", "around"],
-    ],
-    ids=["shell", "spawn"],
-)
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_nothing_after_the_training_is_ever_reached(
     project: Project, command: list[str], step_s: str
 ) -> None:
@@ -99,6 +97,29 @@ def test_nothing_after_the_training_is_ever_reached(
     assert document["world_size"] == 2
     assert document["outcome"] != "failed"
     project.assert_untouched()
+
+
+@pytest.mark.parametrize(
+    ("way", "ends", "code", "says"),
+    [
+        ("shell", {"STEPS": "8"}, 2, "more steps"),
+        pytest.param("shell", {"STEPS": "8", "WITH": "error"}, 4, "the last step fails", marks=SLOW),
+        pytest.param("shell", {"STEPS": "8", "WITH": "exit"}, 4, "exit code 3", marks=SLOW),
+        pytest.param("shell", {"STEPS": "100"}, 0, "starting it again", marks=SLOW),
+        pytest.param("spawn", {"STEPS": "8"}, 2, "more steps", marks=SLOW),
+        pytest.param("spawn", {"STEPS": "8", "WITH": "error"}, 4, "the last step fails", marks=SLOW),
+    ],
+)
+def test_nothing_after_a_training_that_ends_by_itself_is_reached(
+    project: Project, way: str, ends: dict[str, str], code: int, says: str
+) -> None:
+    """However often it is started, it never comes to what follows: uploads, clean-ups."""
+    words = project.words(*FIXED, command=COMMANDS[way])
+    done = feedtune(*words, cwd=project.work, **project.env, **ends)
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    # The ranks' own code runs on to their end; mp.spawn has no time to remove what its ranks report in.
+    project.assert_untouched("pytorch-errorfile-", traces={"after_training_0", "after_training_1"})
 
 
 # A line that the tuning prints, how often it has been printed, and how long to wait after it.

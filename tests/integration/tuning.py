@@ -87,14 +87,18 @@ class Footprint:
 
     def left(self) -> list[str]:
         """What is there now and was not before."""
-        # torch's compile cache stays in TMPDIR by design.
-        temporary = [p.name for p in self._tmp.iterdir() if not p.name.startswith("torchinductor_")]
+        temporary = [path.name for path in self._tmp.iterdir() if not self._by_design(path)]
         return [
             *processes_with(self._mark),
             *orphans(set(os.listdir("/dev/shm")) - self._segments),
             *map(str, unlocked_scratch() - self._scratch),
             *temporary,
         ]
+
+    def _by_design(self, path: Path) -> bool:
+        """torch's compile cache, and folders of workers that made them once more while they ended."""
+        empty = path.is_dir() and not any(path.iterdir())
+        return path.name.startswith("torchinductor_") or (path.name.startswith("pymp-") and empty)
 
     def wait(self) -> list[str]:
         """What is left when the time is over; nothing, as soon as there is nothing."""

@@ -2,7 +2,7 @@
 
 ``ends.py`` is a rank (torchrun starts it), ``ends.py spawn`` starts its ranks itself and has code after
 them, ``ends.py around`` runs that as a child and has code after it. With SHARING=file_system batches lie in
-named shared memory. A step takes STEP_S seconds; there are STEPS of them.
+named shared memory. A step takes STEP_S seconds; there are STEPS of them, and WITH says how they end.
 """
 
 import os
@@ -59,6 +59,10 @@ def train(rank=None, port=None):
             if left == 0:
                 break
     trace(f"after_training_{dist.get_rank()}")
+    if os.environ.get("WITH") == "error":
+        raise RuntimeError("the last step fails")
+    if os.environ.get("WITH") == "exit":
+        sys.exit(3)
 
 
 if __name__ == "__main__":

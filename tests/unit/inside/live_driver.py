@@ -101,15 +101,19 @@ class Live:
         return self.log()
 
     def ended(self) -> int:
-        """Wait for the script's own end: its exit status."""
+        """Wait for the script's own end: the exit code that it has, or would have if it were not kept."""
         if self.status is None:
-            self.status = self._zygote.ask({"reap": self.pid})
+            self.server.wait(lambda: bool(self.state.left) or self._gone(), PATIENCE_S)
+            if self.state.left:
+                os.kill(self.pid, signal.SIGKILL)
+            status = self._zygote.ask({"reap": self.pid})
+            self.status = self.state.left.get(0, status)
         return self.status
 
     def kill(self) -> None:
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
-            self.ended()
+            self.status = self._zygote.ask({"reap": self.pid})
 
     def connections(self) -> int:
         """How many processes are connected to the control server."""

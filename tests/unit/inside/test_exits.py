@@ -66,3 +66,34 @@ def test_the_exception_that_ends_a_process(tmp_path, way, act, error) -> None:
         check=False,
     )
     assert set(map(json.loads, done.stdout.splitlines())) == {error}, done.stderr
+
+
+LEAVING = """
+import atexit, os, sys
+from feedtune.inside.exits import exit_code, remember_exit
+atexit.register(lambda: os.write(1, b"%d" % exit_code()))
+remember_exit()
+{act}
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "code"),
+    [
+        ("pass", 0),
+        ("sys.exit()", 0),
+        ("sys.exit(0)", 0),
+        ("sys.exit(3)", 3),
+        ("sys.exit('the data has moved')", 1),
+        ("raise ValueError('bad')", 1),
+    ],
+)
+def test_the_code_that_a_process_ends_with(act, code) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVING.format(act=act)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (code, str(code)), done.stderr

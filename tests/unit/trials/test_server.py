@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -202,6 +203,51 @@ def test_many_ranks_at_once_get_one_answer_a_mark(server, connect, rule) -> None
     assert server.wait(lambda: state.done == set(range(8)), PATIENCE_S)
     assert set(state.results) == {(0, number) for number in range(8)}
     assert set(state.hellos) == set(range(8))
+
+
+def leaves(client: Client, rank: int, code: int = 0) -> threading.Thread:
+    """A rank that comes to its end; the thread ends when the rank may."""
+
+    def ask() -> None:
+        with contextlib.suppress(ControlLost):
+            client.ask({"type": "leave", "rank": rank, "code": code})
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_the_last_rank_that_ends_is_kept(server, connect) -> None:
+    """Its launcher would end with it, and go on to what stands behind the training."""
+    ranks = [connect() for _ in range(3)]
+    for number, client in enumerate(ranks):
+        hello(client, number, pid=20 + number)
+    for number in (2, 0):
+        thread = leaves(ranks[number], number)
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    last = leaves(ranks[1], 1)
+    state = server.start_state(1)
+    assert server.wait(lambda: set(state.left) == {0, 1, 2}, PATIENCE_S)
+    last.join(0.2)
+    assert last.is_alive()
+    assert {20, 21, 22} <= set(state.lost)
+    server.close()
+    last.join(PATIENCE_S)
+    assert not last.is_alive()
+
+
+def test_a_rank_that_fails_is_kept_whoever_else_goes_on(server, connect) -> None:
+    ranks = [connect() for _ in range(2)]
+    for number, client in enumerate(ranks):
+        hello(client, number)
+    failing = leaves(ranks[1], 1, code=3)
+    state = server.start_state(1)
+    assert server.wait(lambda: state.left == {1: 3}, PATIENCE_S)
+    failing.join(0.2)
+    assert failing.is_alive()
+    server.close()
+    failing.join(PATIENCE_S)
 
 
 def test_starts_are_kept_apart(server, connect) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
 from fake_ranks import FakeProcess, FakeRank, in_background, plan
 
+from feedtune.inside.client import ControlLost
 from feedtune.rundir import RunDir
 from feedtune.trials import causes, waiting
 from feedtune.trials.server import ControlServer
@@ -69,9 +71,9 @@ class Scene:
         self.heard(lambda: rank.pid in self.state.lost)
 
     def close(self) -> None:
+        self.server.close()  # first: a rank that waits for an answer cannot be closed
         for rank in self.ranks:
             rank.goes()
-        self.server.close()
 
 
 @pytest.fixture
@@ -120,6 +122,42 @@ def test_a_failure_that_a_rank_reports(scene) -> None:
     one.says("fail", k=0, reason="loader_failed", text="it yields nothing when it is read again")
     cause = scene.ended()
     assert (cause.reason, cause.text) == ("loader_failed", "it yields nothing when it is read again")
+
+
+def leaves(rank: FakeRank, code: int) -> None:
+    """Come to its own end, where the server keeps it."""
+
+    def ask() -> None:
+        with contextlib.suppress(ControlLost):
+            rank._client.ask({"type": "leave", "rank": rank.rank, "code": code})
+
+    in_background(ask)
+
+
+def test_a_rank_that_fails_ends_the_block_of_all(scene) -> None:
+    """It is kept, so that its launcher does not see it; the others would wait for it for ever."""
+    _, two = scene.pair()
+    scene.wait()
+    two.says("uncaught", text="Traceback\nRuntimeError: the last step fails")
+    two.does(0, partial=True)
+    leaves(two, 1)
+    cause = scene.ended()
+    assert cause.reason == "script_failed"
+    assert "rank 1: RuntimeError: the last step fails" in cause.text
+    assert scene.process.code is None
+
+
+@pytest.mark.parametrize(("code", "reason"), [(0, None), (3, "script_failed")])
+def test_ranks_that_have_all_come_to_their_end_tell_the_exit_code(scene, code, reason) -> None:
+    """Their command goes on for ever: the last one is kept."""
+    for rank in scene.pair():
+        rank.does(0, partial=True)
+        leaves(rank, code)
+    scene.wait()
+    cause = scene.ended()
+    assert (cause and cause.reason) == reason
+    assert scene.block.partial
+    assert scene.process.code is None
 
 
 def test_the_commands_end(scene) -> None:
