@@ -13,6 +13,7 @@ from typing import Any
 from shard_tools.errors import BadInput
 
 RUN_FORMAT = "feedtune.rundir/1"
+_SCHEMAS = Path(__file__).parent / "docs" / "schemas"
 RESULTS = ("feedtune.tune/1", "feedtune.run/1")  # what a result.json may hold
 _SECRET_NAME = (
     r"(?:[\w.-]*(?:token|secret|password|passwd|passphrase|api[-_.]?key|credentials?)"
@@ -117,6 +118,8 @@ def read_result(run: Path) -> dict[str, Any]:
     """
     path = run / "result.json" if run.is_dir() else run
     if not path.exists():
+        if (path.parent / "run.json").exists():
+            raise BadInput(f"{run} was killed before it had a result", "its blocks are in blocks.jsonl there")
         raise BadInput(f"{run} holds no result.json", "name the folder that a feedtune run has printed")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -124,6 +127,10 @@ def read_result(run: Path) -> dict[str, Any]:
         raise BadInput(f"{path} is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("schema") not in RESULTS:
         raise BadInput(f"{path} is no result of feedtune", "name the folder that a feedtune run has printed")
+    schema = _SCHEMAS / f"{document['schema'].replace('/', '-')}.json"
+    missing = set(json.loads(schema.read_text(encoding="utf-8"))["required"]) - document.keys()
+    if missing:
+        raise BadInput(f"{path} is not whole: it lacks {', '.join(sorted(missing))}", "run it again")
     return document
 
 

@@ -124,7 +124,7 @@ def tune(
     else:
         print_tune(document)
     if document["outcome"] == "failed":
-        raise typer.Exit(1)
+        raise typer.Exit(4 if _script_failed(document) else 1)
 
 
 def _command(
@@ -163,6 +163,13 @@ def _fixed(items: list[str]) -> dict[str, int | bool | str]:
     from feedtune.settings import parse_fixed
 
     return parse_fixed(items)
+
+
+def _script_failed(document: dict[str, Any]) -> bool:
+    """Whether no candidate could be measured because the user's command failed each time."""
+    tried = [block for block in document["blocks"] if block["kind"] not in ("baseline", "ceiling")]
+    reasons = ("script_failed", "loader_failed", "rank_died")
+    return bool(tried) and all(block["reason"] in reasons for block in tried)
 
 
 def _loader(text: str | None) -> str | None:

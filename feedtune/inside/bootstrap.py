@@ -19,7 +19,7 @@ def start(folder: str) -> None:
     config["folder"] = folder
     if config.get("mode") != "apply":  # nobody reads the signs of a folder that outlives its run
         mark(folder, "python")
-    guard = os.environ.get("FEEDTUNE_GUARD")
+    guard = os.environ.get("FEEDTUNE_GUARD") or _left_guard(folder)
     if guard:
         from . import guard as write_guard
 
@@ -27,6 +27,16 @@ def start(folder: str) -> None:
         if os.environ.get(write_guard.ONLY):
             return  # a rank has started this program: it is no rank, and writes as little for real
     sys.meta_path.insert(0, _Finder(config))
+
+
+def _left_guard(folder: str) -> str:
+    """The write guard's configuration where a launcher has dropped its variable; empty where there is none."""
+    try:
+        with open(os.path.join(folder, "guard.json")) as file:
+            os.environ["FEEDTUNE_GUARD"] = text = file.read()
+    except FileNotFoundError:
+        return ""
+    return text
 
 
 class _Finder:

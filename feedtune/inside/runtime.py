@@ -43,6 +43,7 @@ class Runtime:
         self.optimizer_steps = 0
         self.machine: Machine | None = None
         self._watches: dict[tuple[Any, ...], Watch] = {}
+        self._inherited: Machine | None = None  # in a forked child: its rank's, kept as long as the child
         self._hooked = False
         self.open_files: Counter[str] = Counter()
         mark(config["folder"], "torch")
@@ -60,6 +61,8 @@ class Runtime:
         """A child of a rank is a worker or a helper: it drops our connection and stays untouched."""
         if self.machine is not None:
             self.machine.forked()
+            # Freed here, the training iterator would tell the rank's living workers to end.
+            self._inherited = self.machine
             self.machine = None
             self.armed = False
 

@@ -104,6 +104,7 @@ class GuardedProcess:
                 run_id=run_id,
                 policy=asdict(policy),
                 tier=tier,
+                boot=folders[0] if folders else None,
                 driver=os.getpid(),
             )
             process._await_start(command)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from feedtune.launch import landlock, overlay, scratch, syscalls
 
 CONFIG_VARIABLE = "FEEDTUNE_GUARD"
+CONFIG_FILE = "guard.json"
 TIERS = ("overlay", "python+landlock", "python")
 _REFUSED = (
     "only writes by Python code are redirected; writes by other programs and native libraries are refused "
@@ -121,6 +122,7 @@ def _child(request: Mapping[str, Any], tier: str, inner: str, writer: int) -> No
         env = dict(request["env"])
         _detach(request["log"])
         notes = _guard(request["policy"], tier, inner, env)
+        _leave_in(request["boot"], env.get(CONFIG_VARIABLE))
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
         os.chdir(request["cwd"])
         answer(notes=notes)
@@ -168,6 +170,19 @@ def _guard(policy: Mapping[str, Sequence[str]], tier: str, inner: str, env: dict
         landlock.restrict(paths)
         return [*notes, _REFUSED]
     return [*notes, _UNGUARDED]
+
+
+def _leave_in(folder: str | None, config: str | None) -> None:
+    """Leave what the hook needs to know in the start-up folder, too: launchers may drop variables."""
+    if folder is None:
+        return
+    path = os.path.join(folder, CONFIG_FILE)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # of a tier that was refused
+    if config is not None:
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(handle, "w") as stream:
+            stream.write(config)
 
 
 def _own_tmp(

@@ -27,6 +27,6 @@ def block_line(block: BlockResult) -> str:
         what = f"{block.kind:<9} {'cached batches, ' + kind:<58}"
     if not block.measured:
         return f"{what} {block.state}: {block.reason} {last_line(block.detail)}"
-    starved = f"  starved {block.starvation:6.1%}" if block.starvation is not None else ""
+    starved = f"  starved {max(block.starvation, 0):6.1%}" if block.starvation is not None else ""
     unstable = f"  unstable ({block.reason})" if block.state == "unstable" else ""
     return f"{what} {block.rate:9.2f} steps/s{starved}{unstable}"

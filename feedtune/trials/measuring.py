@@ -73,7 +73,6 @@ class Trials:
         """Run a block, keep its result, and say a line."""
         begun = time.monotonic()
         predicted = self.costs.swap_s(plan.settings) if plan.kind != "ceiling" else None
-        starts = self.session.starts
         result = replace(self.session.run(plan), predicted_swap_s=predicted)
         result = self._with_starvation(result)
         loader = self.answer.hello["loader"]
@@ -81,7 +80,7 @@ class Trials:
             result = with_edges(result, loader["epoch_steps"], loader["persistent_workers"])
             result = replace(result, rereads=bool(loader["iterable"] and self.blocks))
             result = self._without_repeats(result)
-            if result.measured and (self.session.isolate or starts == self.session.starts):
+            if result.measured:
                 self.costs.learn(result, time.monotonic() - begun)
         self.keep(result)
         return result
@@ -144,7 +143,7 @@ class Trials:
         settings = LoaderSettings(0, None, pinned)
         plan = self.plan("ceiling", settings, warmup=_CACHED_BATCHES, cycle=1)
         result = self.run(plan)
-        if not result.measured:  # without it no starvation is known; a new start may live longer
+        if not result.measured and result.reason != "too_few_steps":  # without it no starvation is known
             result = self.run(plan)
         if not result.measured or not result.rate:
             return None

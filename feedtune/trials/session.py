@@ -145,6 +145,7 @@ class Session:
         while True:
             if self.process is not None and (self.process.poll() is not None or self._all_left()):
                 self.stop()
+            fresh = self.process is None
             if plan.kind == "ceiling" and not self._cached and self._cache_plan is not None:
                 self.run(self._cache_plan)  # a new start has no batches to replay yet
             if self.process is None:
@@ -154,14 +155,13 @@ class Session:
             self.server.publish(plan)
             if self.process is None:
                 self.start()
-            done_before = self._blocks_in_start
             failure = self._wait(plan)
             result = self._measure(plan) if failure is None else self._failed(plan, failure)
             # A block that the script's own end has cut short has a whole script before it in a new start.
             cut = result.reason == "script_ended" or (result.reason == "too_few_steps" and self._partial)
             if failure is not None or cut:
                 self.stop()
-            if not (cut and done_before > 0 and self.starts < _MAX_STARTS):
+            if fresh or not cut or self.starts >= _MAX_STARTS:
                 return result
 
     def _all_left(self) -> bool:
@@ -207,7 +207,9 @@ class Session:
             self.shared_files |= set(end["shared_files"])
         self.repeated = next((tuple(end["repeated"]) for end in ends.values() if end["repeated"]), None)
         if plan.cache:
-            self._cache_plan = plan
+            # To fill a cache again, the batches are enough.
+            cycles = -(-plan.cache // plan.cycle)
+            self._cache_plan = replace(plan, target_s=0.0, min_cycles=cycles)
             self._replay = tuple(sorted(set.intersection(*(set(end["cached"]) for end in ends.values()))))
             self._cached = all(end["cached"] for end in ends.values())
         ranks = {rank: self._rank_block(plan.k, rank, end) for rank, end in ends.items()}

@@ -257,14 +257,16 @@ class Tuning:
         return max((b.rate or 0.0 for b in self.trials.candidates()), default=0.0) / 2
 
     def _time_is_up(self, settings: LoaderSettings) -> bool:
-        """Whether the confirmation would no longer fit after another trial."""
-        best = max(self.trials.candidates(), key=lambda b: b.speed, default=None)
-        if best is None or self.answer.own is None:
-            return False
-        sides = (self.answer.own, best.settings)
+        """Whether the confirmation would no longer fit after another trial; one trial there has to be."""
+        own = self.answer.own
+        measured = self.trials.candidates()
+        best = max(measured, key=lambda b: b.speed, default=None)
+        elapsed = time.monotonic() - self.trials.begun
+        if best is None or own is None or all(b.settings == own for b in measured):
+            return elapsed > self.options.budget_s
+        sides = (own, best.settings)
         longer = sum(self._confirm_seconds(s) - self.options.block_s for s in sides)
         pair = sum(map(self.trials.costs.of, sides)) + longer
-        elapsed = time.monotonic() - self.trials.begun
         return elapsed + self.trials.costs.of(settings) + self.options.pairs * pair > self.options.budget_s
 
     def _needs(self, hello: Message) -> Needs:

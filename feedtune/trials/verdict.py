@@ -77,7 +77,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Side:
-    """One setting's figures over its blocks; ``speed`` has worker starts in it where the script pays them."""
+    """One setting's figures over its blocks; speed and starvation have worker starts in them where paid."""
 
     settings: LoaderSettings
     rate: float | None
@@ -94,7 +94,7 @@ class Side:
         rate = geometric_mean([b.rate or 0.0 for b in measured])
         speed = geometric_mean([b.speed for b in measured])
         edges = [b.edge_s for b in measured if b.edge_s is not None]
-        return cls(settings, rate, speed, answer.starvation(rate), median(edges) if edges else None)
+        return cls(settings, rate, speed, answer.starvation(speed), median(edges) if edges else None)
 
     def as_dict(self) -> dict[str, Any]:
         """The side as it stands in the document."""
@@ -138,7 +138,7 @@ def document(answer: Answer, blocks: Sequence[BlockResult], facts: Facts) -> dic
         "gain": asdict(answer.gain) if outcome == "gain" and answer.gain else None,
         "compared": asdict(answer.gain) if answer.gain else None,
         "edge": _edge(answer, best),
-        "verdict": _verdict(answer, outcome, own, best),
+        "verdict": _verdict(answer, outcome, own, best) or _no_answer(answer, blocks),
         "advice": _advice(answer, outcome, blocks, best),
         "snippet": f"DataLoader(..., {best.settings.arguments()})" if best else None,
     }
@@ -150,7 +150,7 @@ def decide(answer: Answer, blocks: Sequence[BlockResult], own: Side | None) -> O
         return "gain"
     if own is None or own.rate is None or (answer.interrupted and answer.gain is None):
         return "failed"
-    starved = own.starvation
+    starved = answer.starvation(own.rate)  # worker starts are no matter of the ceiling
     if (starved is not None and starved < POLICY.gpu_bound) or (answer.at_ceiling and answer.gain is None):
         return "gpu_bound"
     if answer.nothing_to_try:
@@ -194,9 +194,15 @@ def _edge(answer: Answer, side: Side | None) -> dict[str, Any] | None:
 
 
 def _verdict(answer: Answer, outcome: Outcome, side: Side | None, best: Side | None) -> str:
-    """The answer in one sentence."""
+    """The answer in one sentence; empty where there is none."""
     own = side.settings.arguments() if side else ""
     starved = side.starvation if side else None
+    if outcome == "gpu_bound":
+        steady = answer.starvation(side.rate) if side else None
+        return (
+            f"No gain to be had from the loader: your settings ({own}) reach "
+            f"{min(1.0, 1 - (steady or 0)):.1%} of what this script does when data is free."
+        )
     if outcome == "gain" and answer.gain and side and best:
         gain = answer.gain
         edges = max(side.edge_share, best.edge_share) >= POLICY.edge_share
@@ -205,11 +211,6 @@ def _verdict(answer: Answer, outcome: Outcome, side: Side | None, best: Side | N
             f"{gain.low:.2f} to {gain.high:.2f}): {best.speed:.2f} instead of {side.speed:.2f} steps/s"
             f"{' over an epoch, worker starts included' if edges else ''}, "
             f"starvation {_percent(best.starvation)} instead of {_percent(starved)}."
-        )
-    if outcome == "gpu_bound":
-        return (
-            f"No gain to be had from the loader: your settings ({own}) reach "
-            f"{1 - (starved or 0):.1%} of what this script does when data is free."
         )
     if outcome == "data_bound":
         return (
@@ -233,12 +234,18 @@ def _verdict(answer: Answer, outcome: Outcome, side: Side | None, best: Side | N
             f"No gain, keep yours ({own}): the best candidate measured {gain.ratio:.3f}x "
             f"(95 % interval {gain.low:.3f} to {gain.high:.3f})."
         )
-    why = last_line(answer.note) or "no candidate could be measured"
-    if answer.cut_short and not answer.note:
-        why = "the budget was over before a candidate could be measured; give --budget more seconds"
+    return ""
+
+
+def _no_answer(answer: Answer, blocks: Sequence[BlockResult]) -> str:
+    """Why there is no answer, in one sentence."""
     if answer.interrupted:
-        why = "interrupted before the answer"
-    return f"No answer: {why}."
+        return "No answer: interrupted before the answer."
+    failed = [f"{b.settings.arguments()}: {b.detail}" for b in blocks if b.state == "failed" and b.detail]
+    why = last_line(answer.note) or (failed[-1] if failed else "no candidate could be measured")
+    if answer.cut_short and not answer.note and not failed:
+        why = "the budget was over before a candidate could be measured; give --budget more seconds"
+    return f"No answer: {why.rstrip('.')}."
 
 
 def _advice(answer: Answer, outcome: Outcome, blocks: Sequence[BlockResult], best: Side | None) -> list[str]:

@@ -202,6 +202,18 @@ def test_t12_more_workers_of_data_that_is_not_split_are_no_gain(tmp_path: Path, 
         assert document["best"]["settings"]["num_workers"] == 1
 
 
+def test_a_script_that_forks_between_epochs_keeps_its_workers(tmp_path: Path) -> None:
+    """A child that frees what it has inherited of a loader must not end the workers of its parent."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    words = ["--writable", logs, "--hang-timeout", "8", "--", sys.executable, SCRIPTS / "forking.py"]
+    document = tuned(tmp_path / "work", tmp_path / "run", *words, LOGS=str(logs))
+    assert [b["reason"] for b in document["blocks"] if b["state"] == "failed"] == []
+    assert document["starts"] == 1
+    assert (logs / "helper").read_text().count("ran") > 3
+    assert "Exception ignored" not in (tmp_path / "run" / "command.log").read_text()
+
+
 def test_iterable_data_without_workers_leaves_nothing_to_try(tmp_path: Path) -> None:
     words = ["--", sys.executable, SCRIPTS / "iterable.py"]
     document = tuned(tmp_path / "work", tmp_path / "run", *words, WORKERS="0")

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
+import feedtune
 from feedtune.rundir import RUN_FORMAT, RunDir, default_runs_folder, read_result, redact
 from shard_tools.errors import BadInput
 
 SCHEMA = "feedtune.tune/1"
+_RULES = json.loads((Path(feedtune.__file__).parent / "docs/schemas/feedtune.tune-1.json").read_text())
+RESULT = {**dict.fromkeys(_RULES["required"]), "schema": SCHEMA}
 SECRET = "s3cr3t"
 
 
@@ -49,17 +53,17 @@ def test_the_default_folder_lies_in_the_state_folder(tmp_path, monkeypatch) -> N
 
 def test_a_document_is_written_whole_or_not_at_all(tmp_path, monkeypatch) -> None:
     run = RunDir(tmp_path / "run")
-    run.write_json("result.json", {"schema": SCHEMA, "n": 1})
+    run.write_json("result.json", {**RESULT, "n": 1})
 
     def broken(*_) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr(os, "fsync", broken)
     with pytest.raises(OSError, match="no space"):
-        run.write_json("result.json", {"schema": SCHEMA, "n": 2})
-    assert read_result(run.path) == {"schema": SCHEMA, "n": 1}
+        run.write_json("result.json", {**RESULT, "n": 2})
+    assert read_result(run.path) == {**RESULT, "n": 1}
     with pytest.raises(TypeError):
-        run.write_json("result.json", {"schema": SCHEMA, "n": object()})
+        run.write_json("result.json", {**RESULT, "n": object()})
     assert read_result(run.path)["n"] == 1
 
 
@@ -88,7 +92,7 @@ def test_half_a_line_waits_for_its_other_half(tmp_path) -> None:
 
 def test_results_are_found_by_folder_or_file(tmp_path) -> None:
     run = RunDir(tmp_path / "run")
-    run.write_json("result.json", {"schema": SCHEMA})
+    run.write_json("result.json", RESULT)
     assert read_result(run.path) == read_result(run.path / "result.json")
 
 
@@ -162,3 +166,19 @@ def test_the_rest_of_a_command_is_kept() -> None:
     ]
     assert redact(command) == command
     assert redact(["x", "--token", "--epochs", "3"]) == ["x", "--token", "--epochs", "3"]
+
+
+def test_a_result_that_lacks_something_is_told_so(tmp_path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.write_json("result.json", {name: value for name, value in RESULT.items() if name != "outcome"})
+    with pytest.raises(BadInput, match="not whole: it lacks outcome"):
+        read_result(run.path)
+
+
+def test_a_run_that_was_killed_is_told_from_another_folder(tmp_path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.write_json("run.json", {"schema": RUN_FORMAT})
+    with pytest.raises(BadInput, match="killed before it had a result"):
+        read_result(run.path)
+    with pytest.raises(BadInput, match=r"holds no result\.json"):
+        read_result(tmp_path)
