@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -19,7 +20,8 @@ def start(folder: str) -> None:
     config["folder"] = folder
     if config.get("mode") != "apply":  # nobody reads the signs of a folder that outlives its run
         mark(folder, "python")
-    guard = os.environ.get("FEEDTUNE_GUARD") or _left_guard(folder)
+    _restore(folder)
+    guard = os.environ.get("FEEDTUNE_GUARD")
     if guard:
         from . import guard as write_guard
 
@@ -29,14 +31,11 @@ def start(folder: str) -> None:
     sys.meta_path.insert(0, _Finder(config))
 
 
-def _left_guard(folder: str) -> str:
-    """The write guard's configuration where a launcher has dropped its variable; empty where there is none."""
-    try:
-        with open(os.path.join(folder, "guard.json")) as file:
-            os.environ["FEEDTUNE_GUARD"] = text = file.read()
-    except FileNotFoundError:
-        return ""
-    return text
+def _restore(folder: str) -> None:
+    """Set the write guard's variables where a launcher has dropped them."""
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, "variables.json")) as file:
+        for name, value in json.load(file).items():
+            os.environ.setdefault(name, value)
 
 
 class _Finder:

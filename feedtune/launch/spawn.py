@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from feedtune.launch import landlock, overlay, scratch, syscalls
 
 CONFIG_VARIABLE = "FEEDTUNE_GUARD"
-CONFIG_FILE = "guard.json"
+VARIABLES_FILE = "variables.json"
 TIERS = ("overlay", "python+landlock", "python")
 _REFUSED = (
     "only writes by Python code are redirected; writes by other programs and native libraries are refused "
@@ -122,7 +122,7 @@ def _child(request: Mapping[str, Any], tier: str, inner: str, writer: int) -> No
         env = dict(request["env"])
         _detach(request["log"])
         notes = _guard(request["policy"], tier, inner, env)
-        _leave_in(request["boot"], env.get(CONFIG_VARIABLE))
+        _leave_in(request["boot"], {name: env[name] for name in env if env[name] != request["env"].get(name)})
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
         os.chdir(request["cwd"])
         answer(notes=notes)
@@ -172,17 +172,16 @@ def _guard(policy: Mapping[str, Sequence[str]], tier: str, inner: str, env: dict
     return [*notes, _UNGUARDED]
 
 
-def _leave_in(folder: str | None, config: str | None) -> None:
-    """Leave what the hook needs to know in the start-up folder, too: launchers may drop variables."""
+def _leave_in(folder: str | None, variables: Mapping[str, str]) -> None:
+    """Leave the variables of the guard in the start-up folder, too: launchers may drop them."""
     if folder is None:
         return
-    path = os.path.join(folder, CONFIG_FILE)
+    path = os.path.join(folder, VARIABLES_FILE)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)  # of a tier that was refused
-    if config is not None:
-        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        with os.fdopen(handle, "w") as stream:
-            stream.write(config)
+    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(handle, "w") as stream:
+        json.dump(dict(variables), stream)
 
 
 def _own_tmp(
