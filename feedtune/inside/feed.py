@@ -73,7 +73,7 @@ class Feed:
         """
         self.delivered += 1
         if getattr(iterator, "_in_order", True) or not hasattr(iterator, "_task_info"):
-            del self._in_flight[min(self._in_flight)]
+            del self._in_flight[next(iter(self._in_flight))]  # tasks are numbered as they are handed out
             return
         waiting = iterator._task_info  # what the iterator itself still owes
         self._in_flight = {task: item for task, item in self._in_flight.items() if task in waiting}

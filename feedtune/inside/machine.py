@@ -25,6 +25,7 @@ from .feed import Feed
 from .replay import Cache, Player, measure
 from .swap import Source
 
+_MEASURED_EACH = 64  # steps of a block whose batches are all measured; after them one in so many is
 _ONE_SHOT = "the iterable dataset yields nothing when it is read again; start it for each trial: --isolate"
 
 
@@ -34,6 +35,7 @@ class Block:
     def __init__(self, plan: dict[str, Any], first_step: int) -> None:
         self.plan = plan
         self.k = plan["k"]
+        self.warmup = plan["warmup"]
         self.first_step = first_step
         self.start_s = time.monotonic()
         self.source: Source | None = None
@@ -51,7 +53,7 @@ class Block:
         """The loop asks for the next batch: count the step behind, unless it was cut out."""
         if tag is not None:
             self.paused_s += now - self.records[-1][2]
-        elif self.step > self.plan["warmup"]:
+        elif self.step > self.warmup:
             self.active_s += now - self.records[-1][1]
             self.active_steps += 1
 
@@ -142,10 +144,10 @@ class Machine:
         """The next batch of the running block; changes blocks where the plan says so."""
         enter = time.monotonic()
         block = self._block
-        tag = self._take_pause(block, enter)
+        tag = None if self._pause is None else self._take_pause(block, enter)
         if block is not None:
             block.enter(enter, tag)
-            if block.step == block.plan["warmup"]:
+            if block.step == block.warmup:
                 self._synchronize()
                 if block.source is not None:
                     block.source.measure_from_here()
@@ -166,8 +168,7 @@ class Machine:
     def _take_pause(self, block: Block | None, enter: float) -> str | None:
         """The pending tag, if any, told to the server at once: other ranks need not see this pause."""
         tag, self._pause = self._pause, None
-        if tag is not None:
-            self._beat(None)  # a hang from here on is one of training again
+        self._beat(None)  # a hang from here on is one of training again
         if tag is None or block is None or not block.step:
             return None
         if tag == "epoch":  # a seam counts only where it took longer than steps do
@@ -195,11 +196,12 @@ class Machine:
             self.client.send({"type": "error", "k": block.k, "rank": self._rank, "text": text})
             raise
         self._empty_restarts = 0
-        elements, size, count = measure(batch)
-        self._sizes = (elements, size, count)
-        if self._cache is not None and block.plan["cache"]:
-            self._cache.offer(batch, elements, size)
-        return batch, elements, 0.0
+        sizes = self._sizes
+        if sizes is None or block.step < _MEASURED_EACH or block.step % _MEASURED_EACH == 0:
+            sizes = self._sizes = measure(batch)
+            if self._cache is not None and block.plan["cache"]:
+                self._cache.offer(batch, sizes[0], sizes[1])
+        return batch, sizes[0], 0.0
 
     def _fail(self, block: Block, reason: str, text: str) -> None:
         self.client.send({"type": "fail", "k": block.k, "rank": self._rank, "reason": reason, "text": text})
