@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import multiprocessing
 import multiprocessing.util
@@ -42,6 +43,13 @@ def exit_code() -> int:
         return 1
     code = _codes[-1] if _codes else 0
     return code if isinstance(code, int) else int(code is not None)  # a text is printed, and means 1
+
+
+def flush() -> None:
+    """Write what the script has printed: a process that is kept until it is killed never does."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, full, or none at all
+            stream.flush()
 
 
 def inheriting() -> bool:

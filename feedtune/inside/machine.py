@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from . import snapshot
 from .client import Client, ControlLost
-from .exits import ending_error, exit_code, remember_exit
+from .exits import ending_error, exit_code, flush, remember_exit
 from .feed import Feed
 from .replay import Cache, Player, measure
 from .swap import Source
@@ -259,6 +259,7 @@ class Machine:
                 text = "".join(traceback.format_exception(type(error), error, error.__traceback__))[-4000:]
                 self.client.send({"type": "uncaught", "rank": self._rank, "text": text})
             self._end_block(partial=True)
+            flush()
             self.client.ask({"type": "leave", "rank": self._rank, "code": exit_code()})
         except (ControlLost, OSError):
             return  # the driver has gone first
@@ -329,6 +330,7 @@ class Machine:
     def _finish(self) -> None:
         """All blocks are done: end quietly and stay where we are until the driver ends the tree."""
         self._synchronize()
+        flush()
         self.client.send({"type": "done", "rank": self._rank})
         self._stay()
 

@@ -139,7 +139,7 @@ def document(answer: Answer, blocks: Sequence[BlockResult], facts: Facts) -> dic
         "compared": asdict(answer.gain) if answer.gain else None,
         "edge": _edge(answer, best),
         "verdict": _verdict(answer, outcome, own, best) or _no_answer(answer, blocks),
-        "advice": _advice(answer, outcome, blocks, best),
+        "advice": [*_advice(answer, outcome, blocks, best), *_ceiling_advice(answer, facts.cloned)],
         "snippet": f"DataLoader(..., {best.settings.arguments()})" if best else None,
     }
 
@@ -176,6 +176,23 @@ def _ceiling(answer: Answer, cloned: bool) -> dict[str, Any]:
         "per_element": answer.uneven,
         "cloned": cloned,
     }
+
+
+def _ceiling_advice(answer: Answer, cloned: bool) -> list[str]:
+    """What the replays of cached batches have shown beside their rate."""
+    found = []
+    pinned, pageable = answer.ceilings.get(True), answer.ceilings.get(False)
+    if pinned and pageable and pageable < pinned / POLICY.min_gain:
+        found.append(
+            f"With data for free, copying batches to the GPU out of pageable memory still costs "
+            f"{1 - pageable / pinned:.0%} of the speed: pin_memory=True."
+        )
+    if cloned:
+        found.append(
+            "The loop changes its batches in place: each replayed one was a clone, and the time that cloning "
+            "took is not in the ceiling."
+        )
+    return found
 
 
 def _edge(answer: Answer, side: Side | None) -> dict[str, Any] | None:

@@ -301,6 +301,25 @@ def test_an_unknown_tier_names_the_known_ones(tmp_path: Path) -> None:
         started(tmp_path, ["true"], tier="magic")
 
 
+def test_a_process_that_carries_the_runs_mark_ends_wherever_it_stands(tmp_path: Path) -> None:
+    """Started by a daemon outside of the tree, on the command's behalf; another run's is left alone."""
+    policy = default_policy(["sleep"], tmp_path, {}, [])
+    mark, sleeper = uuid.uuid4().hex, [sys.executable, "-c", "import time; time.sleep(600)"]
+    ours = subprocess.Popen(sleeper, env={**os.environ, "FEEDTUNE_RUN_ID": mark}, start_new_session=True)
+    other = subprocess.Popen(sleeper, env={**os.environ, "FEEDTUNE_RUN_ID": mark[::-1]})
+    try:
+        process = GuardedProcess.start(
+            ["sleep", "600"], env=os.environ, cwd=tmp_path, log=tmp_path / "log", run_id=mark, policy=policy
+        )
+        process.kill()
+        assert ours.wait(10) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        for left in (ours, other):
+            left.kill()
+            left.wait()
+
+
 @pytest.mark.parametrize("who", ["driver", "guardian"])
 def test_the_start_up_folder_ends_with_the_command(tmp_path: Path, who: str) -> None:
     """It holds the token: also where one of the two that know of it is killed."""

@@ -29,7 +29,7 @@ def script(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("guard", ["overlay", pytest.param("python", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("guard", [pytest.param("overlay", marks=pytest.mark.slow), "python"])
 def test_only_pythonpath_needs_to_survive_a_launcher(tmp_path: Path, guard: str) -> None:
     """``srun --export``, mpirun and pdsh drop other variables."""
     work, run = tmp_path / "work", tmp_path / "run"

@@ -171,6 +171,12 @@ def test_signs_outlive_the_folder_that_the_guardian_removes(boot) -> None:
     assert (boot.seen(), boot.error()) == ({"error"}, "OSError")
 
 
+def test_variables_that_a_launcher_has_dropped_are_set_again_and_others_kept(boot) -> None:
+    (boot.path / "variables.json").write_text('{"DROPPED": "guard", "KEPT": "guard"}')
+    code = "import os; print(os.environ['DROPPED'], os.environ['KEPT'])"
+    assert python(boot, code, KEPT="launcher") == "guard launcher"
+
+
 def test_it_can_be_removed_twice(boot) -> None:
     boot.remove()
     boot.remove()

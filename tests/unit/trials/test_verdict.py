@@ -200,6 +200,22 @@ def test_the_ceiling_is_the_higher_of_both(ceilings, rate, kind) -> None:
     assert (found["pinned"], found["pageable"]) == (ceilings.get(True), ceilings.get(False))
 
 
+@pytest.mark.parametrize(
+    ("ceilings", "share"),
+    [({True: 4154.0, False: 3003.0}, "28%"), ({True: 4154.0, False: 4150.0}, None), ({False: 3003.0}, None)],
+)
+def test_what_copying_out_of_pageable_memory_costs_is_told_apart(ceilings, share) -> None:
+    lines = [line for line in decided(ceilings=ceilings)["advice"] if "pageable memory" in line]
+    assert [share in line for line in lines] == ([True] if share else [])
+
+
+@pytest.mark.parametrize("cloned", [True, False])
+def test_replays_that_had_to_be_cloned_are_told(cloned) -> None:
+    found = document(answer(), blocks(), replace(FACTS, cloned=cloned))
+    assert found["ceiling"]["cloned"] == cloned
+    assert any("changes its batches in place" in line for line in found["advice"]) == cloned
+
+
 def test_without_a_ceiling_starvation_is_unknown_and_not_zero() -> None:
     found = decided(ceilings={})
     assert found["baseline"]["starvation"] is None
