@@ -45,7 +45,8 @@ class Project:
         (self.work / "last.pt").write_text("an older checkpoint")
         self.footprint = Footprint(folder)
         self.before = folder_hash(self.work)
-        self.env = {"TRACES": str(self.traces), "PYTHONDONTWRITEBYTECODE": "1", **self.footprint.env}
+        usual = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": ""}
+        self.env = {"TRACES": str(self.traces), **usual, **self.footprint.env}
 
     def words(self, *options: str, command: list[str]) -> list[str]:
         folders = ["--out", str(self.run), "--writable", str(self.traces)]
