@@ -98,13 +98,3 @@ def test_a_rank_that_never_fetches_takes_no_part(tmp_path: Path) -> None:
         assert list(block["first_steps"]) == ["0"]
         assert block["rate"]
     assert not wait_until_gone(str(run))
-
-
-def test_what_a_script_prints_at_its_end_is_in_the_log(tmp_path: Path) -> None:
-    """It stands in a buffer when the script ends, and the script is kept there until it is killed."""
-    run = tmp_path / "run"
-    words = ["tune", "--out", run, *QUICK, "--", sys.executable, SCRIPTS / "latency.py"]
-    done = feedtune(*words, cwd=tmp_path, STEPS="6", PYTHONUNBUFFERED="")
-    assert done.returncode == 2, done.stderr
-    assert "more steps" in done.stderr
-    assert (run / "command.log").read_text().count("steps/s") >= 3  # the baseline is tried three times

@@ -126,9 +126,6 @@ def test_nothing_after_a_training_that_ends_by_itself_is_reached(
     done = feedtune(*words, cwd=project.work, **project.env, **ends)
     assert done.returncode == code, done.stderr
     assert says in done.stderr
-    if ends["STEPS"] == "8":  # each rank that began came to its end, and what it printed there is kept
-        log = (project.run / "command.log").read_text()
-        assert log.count("has trained") == log.count("begins") >= 6
     # The ranks' own code runs on to their end; mp.spawn has no time to remove what its ranks report in.
     project.assert_untouched("pytorch-errorfile-", traces={"after_training_0", "after_training_1"})
 

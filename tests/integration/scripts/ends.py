@@ -38,7 +38,6 @@ def train(rank=None, port=None):
         dist.init_process_group("gloo")
     else:
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    print("begins", flush=True)
     mp.set_sharing_strategy(os.environ.get("SHARING", "file_descriptor"))
     torch.set_num_threads(1)
     data = Slow()
@@ -60,7 +59,6 @@ def train(rank=None, port=None):
             if left == 0:
                 break
     trace(f"after_training_{dist.get_rank()}")
-    print("has trained")  # into a buffer, where the output is no terminal
     if os.environ.get("WITH") == "error":
         raise RuntimeError("the last step fails")
     if os.environ.get("WITH") == "exit":

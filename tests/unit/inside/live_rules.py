@@ -222,3 +222,15 @@ def saves(log, _) -> None:
     loader = DataLoader(Numbers(), batch_size=BATCH, sampler=Orders())
     log(at="after", wrapped=getattr(torch.save, "__wrapped__", None) is plain)
     train(log, loader)
+
+
+def prints(log, request) -> None:
+    """Says each step into a buffer of its own size."""
+    sys.stdout = open(request["printed"], "w")  # noqa: SIM115
+    trainer, steps = Trainer(), 0
+    for epoch in range(request["epochs"]):
+        for batch in DataLoader(Numbers(), batch_size=BATCH, sampler=Orders()):
+            log(at="batch", epoch=epoch, indices=batch.tolist())
+            trainer.step(batch)
+            steps += 1
+            print("step", steps)

@@ -104,6 +104,21 @@ def test_no_thread_of_ours_lives_in_a_rank(live) -> None:
         assert seen <= {"MainThread", "QueueFeederThread"}
 
 
+@pytest.mark.parametrize("epochs", [400, 4])
+def test_what_a_script_has_printed_is_written_before_its_rank_is_kept(live, tmp_path, epochs) -> None:
+    """At the end of all blocks, and at its own: the buffer goes with the process that is killed."""
+    printed = tmp_path / "printed"
+    run = live("prints", printed=str(printed), epochs=epochs)
+    if epochs == 4:
+        run.run(block(0, steps=1000))
+        assert run.ended() == 0
+        assert printed.read_text().splitlines()[-1] == "step 24"
+    else:
+        (result,) = run.run(block(0, steps=20))
+        run.finish()
+        assert printed.read_text().splitlines()[-1] == f"step {result['total']}"
+
+
 # --- Which loader ----------------------------------------------------------------------------------------
 
 
