@@ -16,7 +16,9 @@ SCHEMAS = Path(feedtune.__file__).parent / "docs" / "schemas"
 def tuned(folder: Path, identity: dict, **settings) -> Path:
     """A run folder as a tuning leaves it, with settings for a loader."""
     values = {"num_workers": 2, "prefetch_factor": 2, "pin_memory": False, **settings}
+    required = json.loads((SCHEMAS / "feedtune.tune-1.json").read_text())["required"]
     document = {
+        **dict.fromkeys(required),
         "schema": "feedtune.tune/1",
         "outcome": "gain",
         "gain": {"ratio": 2.0, "low": 1.9, "high": 2.1},

@@ -359,7 +359,7 @@ def test_a_result_that_is_not_whole(missing: str, some_run: Path, tmp_path: Path
     (tmp_path / "result.json").write_text(json.dumps(document))
     done = feedtune("apply", tmp_path / "result.json", "--", "true", cwd=tmp_path)
     assert done.returncode == 2
-    assert f"is not whole (KeyError('{missing}'))" in done.stderr
+    assert f"is not whole: it lacks {missing}" in done.stderr
 
 
 def test_without_a_gain_the_users_own_settings_are_applied_and_that_is_said(
