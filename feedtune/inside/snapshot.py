@@ -15,6 +15,7 @@ from typing import Any
 
 _DEPTH = 6  # Subset of ConcatDataset of ... (each list counts too): deeper nesting is left as it is
 _SMALL = 1000  # a longer container holds data, not handles; copying it each block would cost
+_LMDB_TYPES = ("Environment", "Transaction", "Cursor", "_Database")
 _LEFT_ALONE = (enum.Enum, type, types.ModuleType, types.FunctionType, types.MethodType)
 
 
@@ -84,6 +85,30 @@ def _fresh(value: Any, snapshot: dict[int, tuple[Any, Any]], done: dict[int, Any
         target = copy if type(value) is dict else copy.__dict__
         target.update({name: _fresh(item, snapshot, done) for name, item in state.items()})
     return copy
+
+
+def release_lmdb(snapshot: dict[int, tuple[Any, Any]]) -> None:
+    """Take LMDB handles that fetching has opened out of a dataset again; it opens them anew when it is used.
+
+    LMDB opens an environment once in a process and in what is forked from it: no copy of the dataset could
+    open it while the script's own keeps it open. What was there before the first fetch stays.
+    """
+    for value, state in snapshot.values():
+        if not isinstance(state, dict):
+            continue
+        now = value if type(value) is dict else value.__dict__
+        opened = [n for n, item in now.items() if _is_lmdb(item) and state.get(n) is not item]
+        for name in opened:
+            if name in state:
+                now[name] = state[name]
+            else:
+                del now[name]
+
+
+def _is_lmdb(value: Any) -> bool:
+    """Whether it is a handle of py-lmdb, whose C types call themselves builtin."""
+    kind = type(value)
+    return kind.__name__ in _LMDB_TYPES and kind.__module__.split(".")[0] in ("builtins", "lmdb")
 
 
 def open_data_files(moved: bool = False) -> Counter[str]:

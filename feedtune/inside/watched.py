@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from . import snapshot
 from .feed import Feed, RecordedSampler
 from .identity import Watch
 from .machine import View
@@ -89,6 +90,7 @@ class Watched(Iteration):
         shut_down(self._inner)
         self.loader.__dict__["_iterator"] = None
         self._inner = None
+        snapshot.release_lmdb(self.watch.snapshot)
         if feed is None:
             return None
         feed.give_back()

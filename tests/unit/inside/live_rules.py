@@ -11,7 +11,7 @@ import warnings
 
 import torch
 from live_scenarios import BATCH, EPOCHS, SAMPLES, Numbers, Orders, Trainer, train
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 
 class Pids(Numbers):
@@ -234,3 +234,31 @@ def prints(log, request) -> None:
             trainer.step(batch)
             steps += 1
             print("step", steps)
+
+
+class LazyStore(Dataset):
+    """Reads from an LMDB environment that the first fetch opens."""
+
+    def __init__(self, path: str, count: int) -> None:
+        self.path, self.count = path, count
+        self.store = None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        import lmdb
+
+        if self.store is None:
+            self.store = lmdb.open(self.path, readonly=True, lock=False)
+        with self.store.begin() as transaction:
+            return index, int(transaction.get(b"%d" % index))
+
+
+def lazy_store(log, request) -> None:
+    trainer = Trainer()
+    loader = DataLoader(LazyStore(request["data"], request["count"]), batch_size=BATCH)
+    for epoch in range(EPOCHS):
+        for indices, values in loader:
+            log(at="batch", epoch=epoch, indices=indices.tolist(), values=values.tolist())
+            trainer.step(values)

@@ -168,6 +168,21 @@ def test_no_worker_lives_while_cached_batches_are_replayed(live) -> None:
     assert [len(entry["children"]) for entry in after(log, last, 6)] == [2] * 6
 
 
+def test_an_lmdb_environment_of_a_block_without_workers_is_not_the_workers(live, tmp_path) -> None:
+    """Used in a fork it hangs, or reads wrong data."""
+    lmdb = pytest.importorskip("lmdb")
+    with lmdb.open(str(tmp_path / "store")) as store, store.begin(write=True) as transaction:
+        for index in range(80):
+            transaction.put(b"%d" % index, b"%d" % (7 * index))
+    run = live("lazy_store", data=str(tmp_path / "store"), count=80)
+    results = run.run(block(0, steps=10), block(2, steps=30), block(0), block(1))
+    log = run.finish()
+    assert [result["steps"] for result in results] == [10, 30, 6, 6]
+    for entry in log:
+        if entry["at"] == "batch":
+            assert entry["values"] == [7 * index for index in entry["indices"]]
+
+
 def test_uneven_batches_are_cached_until_there_are_fifty(live) -> None:
     run = live("two_sizes", rule=lambda *_: 0)
     (result,) = run.run(block(0, steps=12, kind="baseline", cache=10, cache_bytes=1 << 20))

@@ -229,3 +229,37 @@ def test_positional_reads_disturb_nobody(tmp_path) -> None:
         assert str(path) not in snapshot.open_data_files(moved=True)
         file.read(4)
         assert str(path) in snapshot.open_data_files(moved=True)
+
+
+def test_lmdb_handles_that_a_fetch_has_opened_are_let_go(tmp_path) -> None:
+    """No copy could open an environment that the dataset itself keeps open."""
+    lmdb = pytest.importorskip("lmdb")
+    with lmdb.open(str(tmp_path / "a")):
+        pass
+
+    class Reader:
+        def __init__(self) -> None:
+            self.count = 0
+            self.stores: dict = {}
+            self.settings = {"x": 1}
+
+    class Store(Dataset):
+        def __init__(self) -> None:
+            self.environment, self.reader = None, Reader()
+
+    dataset = Store()
+    before = snapshot.take(dataset)
+    store = lmdb.open(str(tmp_path / "a"), readonly=True, lock=False)
+    dataset.environment = dataset.reader.stores["a"] = store
+    dataset.transaction = store.begin()
+    dataset.reader.count, dataset.reader.settings["x"] = 5, 2
+    del store
+    snapshot.release_lmdb(before)
+    assert dataset.environment is None
+    assert not hasattr(dataset, "transaction")
+    assert dataset.reader.stores == {}
+    assert (dataset.reader.count, dataset.reader.settings) == (5, {"x": 2})  # all else stays as it has become
+    with lmdb.open(str(tmp_path / "a"), readonly=True, lock=False) as again:
+        dataset.environment = again
+        snapshot.release_lmdb(snapshot.take(dataset))  # it was there before the first fetch
+        assert dataset.environment is again

@@ -10,6 +10,7 @@ import pytest
 
 import feedtune
 from feedtune.cli.tune import tune as tune_command
+from feedtune.trials import waiting
 from feedtune.trials.lines import loader_line
 from feedtune.trials.options import TuneOptions
 from feedtune.trials.session import started_inside_a_launcher
@@ -39,6 +40,13 @@ def test_a_start_may_take_a_quarter_of_an_hour() -> None:
     assert TuneOptions(["train"]).start_timeout_s == 900
     option = inspect.signature(tune_command).parameters["start_timeout"].default
     assert (option.default, option.param_decls) == (900, ("--start-timeout",))
+
+
+def test_a_hang_is_a_minute_of_silence_or_ten_predicted_steps() -> None:
+    assert TuneOptions(["train"]).hang_timeout_s == 60
+    option = inspect.signature(tune_command).parameters["hang_timeout"].default
+    assert (option.default, option.param_decls) == (60, ("--hang-timeout",))
+    assert waiting._STEPS_OF_HANG == 10
 
 
 @pytest.mark.parametrize("trained", [True, False])
