@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -29,6 +30,8 @@ def say(text: str) -> None:
     except OSError as error:
         if error.errno != errno.EIO:
             raise
+        # What it still holds would make the interpreter's own end fail.
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (stays open)
 
 
 class Progress:

@@ -276,10 +276,7 @@ class Machine:
         if block.source is not None:
             self._close_source(block)
         close_s = time.monotonic() - begun
-        with open(self._path, "a") as file:
-            file.writelines(
-                json.dumps([block.k, *record], separators=(",", ":")) + "\n" for record in block.records
-            )
+        self._write(block)
         self.client.send(
             {
                 "type": "result",
@@ -301,6 +298,17 @@ class Machine:
                 "repeated": None if block.source is None else block.source.repeated(),
             }
         )
+
+    def _write(self, block: Block) -> None:
+        """Add the block's records to the file; a run folder that takes no more ends the tuning."""
+        lines = (json.dumps([block.k, *record], separators=(",", ":")) + "\n" for record in block.records)
+        try:
+            with open(self._path, "a") as file:
+                file.writelines(lines)
+        except OSError as error:
+            text = error.strerror or str(error)
+            self.client.send({"type": "fail", "rank": self._rank, "errno": error.errno, "text": text})
+            self._stay()
 
     def _close_source(self, block: Block) -> None:
         """End the block's loader; after one without workers, look for files it has left open here."""

@@ -55,6 +55,9 @@ class BlockWait:
         first_result: float | None = None
         while True:
             complete = self.server.wait(lambda: bool(state.failures) or self._all_in(), _POLL_S)
+            if state.failures and "errno" in state.failures[0]:
+                word = state.failures[0]
+                raise OSError(word["errno"], word["text"], str(self.run_dir.path))
             if state.failures:
                 return Cause(state.failures[0]["reason"], state.failures[0]["text"])
             now = time.monotonic()
