@@ -92,7 +92,11 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     "step_s", ["0.1", pytest.param("0", marks=pytest.mark.slow)], ids=["slow steps", "fast steps"]
 )
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [COMMANDS["shell"], pytest.param(COMMANDS["spawn"], marks=pytest.mark.slow)],
+    ids=["shell", "spawn"],
+)
 def test_nothing_after_the_training_is_ever_reached(
     project: Project, command: list[str], step_s: str
 ) -> None:

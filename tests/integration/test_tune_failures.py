@@ -54,7 +54,8 @@ def fails(tmp_path: Path, mode: str, ranks: int, *words: str) -> dict:
     return one_failed(tuned(tmp_path / "work", tmp_path / "run", *command, MODE=mode))
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_worker_killed_by_the_system_is_named(tmp_path: Path, ranks: int) -> None:
     block = fails(tmp_path, "killed", ranks)
     assert block["reason"] == "worker_died"
@@ -135,6 +136,7 @@ def test_ranks_with_unequal_numbers_of_batches_are_named(tmp_path: Path) -> None
         ].startswith("rank 1 ended its training after 100 steps")
 
 
+@pytest.mark.slow
 def test_baseline_that_always_fails_shows_the_scripts_own_error(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ["tune", "--out", run, *QUICK, "--", sys.executable, SCRIPTS / "failing.py"]
@@ -206,7 +208,8 @@ def test_a_script_that_forks_between_epochs_keeps_its_workers(tmp_path: Path) ->
     """A child that frees what it has inherited of a loader must not end the workers of its parent."""
     logs = tmp_path / "logs"
     logs.mkdir()
-    words = ["--writable", logs, "--hang-timeout", "8", "--", sys.executable, SCRIPTS / "forking.py"]
+    fixed = ["--set", "num_workers=2", "--set", "prefetch_factor=2"]
+    words = ["--writable", logs, *fixed, "--hang-timeout", "8", "--", sys.executable, SCRIPTS / "forking.py"]
     document = tuned(tmp_path / "work", tmp_path / "run", *words, LOGS=str(logs))
     assert [b["reason"] for b in document["blocks"] if b["state"] == "failed"] == []
     assert document["starts"] == 1
