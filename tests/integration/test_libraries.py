@@ -21,7 +21,7 @@ IN_ALL_TIERS = {
     *("plain-files", "lightning", "transformers", "safetensors", "distributed-checkpoint"),
     "helper-programs",  # programs that a rank starts are no ranks, and guarded all the same
 }
-FAST = {("plain-files", "auto"), ("plain-files", "python+landlock")}
+FAST = {("plain-files", "auto")}
 
 
 class Place:

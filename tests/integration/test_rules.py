@@ -29,7 +29,8 @@ def script(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("guard", [pytest.param("overlay", marks=pytest.mark.slow), "python"])
+@pytest.mark.parametrize("guard", ["overlay", "python"])
+@pytest.mark.slow
 def test_only_pythonpath_needs_to_survive_a_launcher(tmp_path: Path, guard: str) -> None:
     """``srun --export``, mpirun and pdsh drop other variables."""
     work, run = tmp_path / "work", tmp_path / "run"
@@ -86,6 +87,7 @@ def test_no_step_within_the_start_timeout_names_how_far_it_came(tmp_path: Path) 
     assert not wait_until_gone(str(path))
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_fetches_takes_no_part(tmp_path: Path) -> None:
     run = tmp_path / "run"
     torchrun = [BIN / "torchrun", "--standalone", "--nproc_per_node=2", SCRIPTS / "silent.py"]

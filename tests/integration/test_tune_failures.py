@@ -89,7 +89,7 @@ def test_a_gpu_out_of_memory_is_named(tmp_path: Path, ranks: int) -> None:
     assert "in fail_in_loop" in block["stack"]
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_worker_that_hangs_is_found_with_its_place(tmp_path: Path, ranks: int) -> None:
     block = fails(tmp_path, "hang_worker", ranks)
     assert block["reason"] == "hang"

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from feedtune.records import BlockPlan, StepRecord
@@ -103,7 +104,10 @@ class Live:
     def ended(self) -> int:
         """Wait for the script's own end: the exit code that it has, or would have if it were not kept."""
         if self.status is None:
-            self.server.wait(lambda: bool(self.state.left) or self._gone(), PATIENCE_S)
+            deadline = time.monotonic() + PATIENCE_S
+            # A process that never connects ends without a word to the server.
+            while not self.server.wait(lambda: bool(self.state.left) or self._gone(), 0.1):
+                assert time.monotonic() < deadline, self.errors()
             if self.state.left:
                 os.kill(self.pid, signal.SIGKILL)
             status = self._zygote.ask({"reap": self.pid})

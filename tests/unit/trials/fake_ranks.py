@@ -61,7 +61,11 @@ class FakeRank:
         self._client = Client("127.0.0.1", port, "secret")
         loader = {"number": 0, "site": "train.py:3"}
         hello = {"type": "hello", "rank": rank, "world": world, "pid": self.pid, "start": start}
-        self.answer = self._client.ask({**hello, "loader": loader, "rivals": []})
+        try:
+            self.answer = self._client.ask({**hello, "loader": loader, "rivals": []})
+        except BaseException:
+            self.goes()  # the session has ended first
+            raise
 
     def asks(self, k: int | None = None) -> dict[str, Any]:
         return self._client.ask({"type": "plan", "k": k, "rank": self.rank})
