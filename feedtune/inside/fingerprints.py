@@ -71,6 +71,7 @@ def _of_sample(parts: Iterable[Any]) -> int:
         while part.dim() > 1 and part.numel() > _BYTES and not part.is_contiguous():
             part = part[0]  # the whole would be copied
         flat = part.reshape(-1)[:_BYTES] if part.is_contiguous() else part[:_BYTES].reshape(-1)
+        flat = flat.contiguous()  # flattening one dimension copies nothing, and bytes are read in a row
         count = min(flat.numel() * flat.element_size(), _BYTES)
         mark = zlib.crc32(ctypes.string_at(flat.data_ptr(), count) if count else b"", mark)
         length += count

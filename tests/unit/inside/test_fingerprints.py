@@ -297,3 +297,14 @@ def test_without_marks_there_is_no_answer(tmp_path) -> None:
 def test_collated_samples_are_those_of_the_data() -> None:
     samples = [{"x": torch.rand(3), "y": i, "name": str(i)} for i in range(5)]
     assert of(default_collate(samples))[2] == of(default_collate(samples[2:3]))[0]
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [torch.arange(40)[::2], torch.tensor([7.0]).expand(1 << 20), torch.arange(64).view(8, 8).t()[0]],
+    ids=["every second", "one value", "a column"],
+)
+def test_a_sample_is_read_by_its_values_however_it_lies_in_memory(sample) -> None:
+    """Reading in a row where the values do not lie in one would leave the tensor's memory."""
+    copied = sample.clone(memory_format=torch.contiguous_format)
+    assert of(sample.unsqueeze(0)) == of(copied.unsqueeze(0))
