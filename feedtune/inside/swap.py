@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 from typing import Any
 
+from .applied import changes
 from .feed import Feed
 from .probe import WorkerClock, forks
 from .segments import unlink_undelivered
@@ -22,25 +22,14 @@ def make_copy(loader: Any, settings: dict[str, Any], feed: Feed | None, dataset:
         dataset: the dataset to read, in the state before the first fetch.
     """
     twin = copy.copy(loader)
-    workers = settings["num_workers"]
     values = {
+        **changes(loader, settings),
         "dataset": dataset,
-        "num_workers": workers,
-        "prefetch_factor": settings["prefetch_factor"] if workers else None,
-        "pin_memory": settings["pin_memory"],
         "persistent_workers": False,  # the iterator lives as long as the block; it needs no second life
         "_iterator": None,
         # Each block would repeat torch's warning on worker counts; the driver has its own bounds.
         "check_worker_number_rationality": lambda: None,
     }
-    method = settings.get("multiprocessing_context")
-    if not workers:
-        values["timeout"] = 0  # torch refuses a timeout without workers
-        values["_DataLoader__multiprocessing_context"] = None
-    elif method is not None:
-        values["_DataLoader__multiprocessing_context"] = multiprocessing.get_context(method)
-    if hasattr(loader, "in_order"):
-        values["in_order"] = settings.get("in_order", True)
     if feed is not None:
         values["batch_sampler" if loader.batch_sampler is not None else "sampler"] = feed
     twin.__dict__.update(values)

@@ -163,8 +163,7 @@ class Trials:
 
     def starvation(self, block: BlockResult) -> float | None:
         """``1 - rate / ceiling``; ``None`` where either is unknown."""
-        ceiling = self.answer.ceiling
-        return None if ceiling is None or not block.rate else 1 - block.rate / ceiling
+        return self.answer.starvation(block.rate)
 
     def _with_starvation(self, block: BlockResult) -> BlockResult:
         return block if block.kind == "ceiling" else replace(block, starvation=self.starvation(block))

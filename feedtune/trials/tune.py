@@ -32,9 +32,6 @@ from feedtune.trials.session import Launch, Session, started_inside_a_launcher
 from feedtune.trials.verdict import Facts, document
 from shard_tools.errors import BadInput, Missing
 
-_CACHED_BATCHES = 10
-_CACHE_SHARE = 0.05  # of free memory, over all ranks
-_BASELINE_TRIES = 3
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNKNOWN = 1 << 60  # a limit that the machine does not tell
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import random
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tuning import unlocked_scratch
 
 from feedtune.launch.boot import BootFolder
 from feedtune.launch.policy import default_policy
@@ -79,19 +79,6 @@ def alive(mark: str) -> list[str]:
                 continue
             if mark.encode() in command and state not in "ZX":
                 found.append(f"{name} {command!r}")
-    return found
-
-
-def abandoned() -> set[Path]:
-    """Scratch folders that no guardian holds; those of other runs on this machine are held."""
-    found = set()
-    for folder in Path("/var/tmp").glob("*feedtune-*"):
-        try:
-            with (folder / "lock").open("rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            continue
-        found.add(folder)
     return found
 
 
@@ -173,14 +160,17 @@ def test_the_tree_ends_with_its_driver(trial: Trial, end: signal.Signals) -> Non
     "at", [0.0, 0.03, 0.08, 0.2, "random", pytest.param("random again", marks=pytest.mark.slow)]
 )
 def test_a_driver_killed_at_any_moment_leaves_nothing(trial: Trial, at: float | str) -> None:
-    before = abandoned()
+    before = unlocked_scratch()
     trial.start(trial.chain())
     pause = random.uniform(0, 0.6) if isinstance(at, str) else at
     time.sleep(pause)
     assert trial.driver is not None
     trial.driver.kill()
     trial.driver.wait()
-    assert wait_for(lambda: trial.nothing_left() and not abandoned() - before, 5), (pause, alive(trial.mark))
+    assert wait_for(lambda: trial.nothing_left() and not unlocked_scratch() - before, 5), (
+        pause,
+        alive(trial.mark),
+    )
     time.sleep(0.3)
     assert trial.nothing_left()
     assert not (trial.run / "ran_on").exists()
@@ -282,10 +272,10 @@ def test_a_command_that_cannot_be_started_is_bad_input(tmp_path: Path, command: 
     (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_text("echo hi\n")
     (tmp_path / "text").chmod(0o755)
-    before = abandoned()
+    before = unlocked_scratch()
     with pytest.raises(BadInput, match=command[0] if command else "no command"):
         started(tmp_path, command)
-    assert abandoned() <= before
+    assert unlocked_scratch() <= before
 
 
 def test_a_missing_working_folder_is_bad_input(tmp_path: Path) -> None:
