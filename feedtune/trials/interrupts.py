@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -38,6 +40,18 @@ class Interrupts:
     def hold(self) -> None:
         """From now on signals wait until the context is left."""
         self._holding = True
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """A short call into code that must not be broken off; a signal meanwhile is raised at its end."""
+        before, self._holding = self._holding, True
+        try:
+            yield
+        finally:
+            self._holding = before
+        if self._late and not before:
+            self._holding, self._late = True, False
+            raise KeyboardInterrupt
 
     def _arrived(self, *_: object) -> None:
         if self._holding:

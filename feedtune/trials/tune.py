@@ -61,7 +61,7 @@ def tune(options: TuneOptions, tell: Callable[[str], None]) -> dict[str, Any]:
     run = RunDir.new(options.out, run_name(options.command))
     with Interrupts() as interrupts:
         try:
-            return Tuning(options, run, tell).run(interrupts.hold)
+            return Tuning(options, run, tell, interrupts).run()
         except OSError as error:
             place = Path(os.fsdecode(error.filename)) if error.filename else None
             if error.errno not in _FULL and (place is None or not place.is_relative_to(run.path)):
@@ -75,7 +75,10 @@ def tune(options: TuneOptions, tell: Callable[[str], None]) -> dict[str, Any]:
 class Tuning:
     """One tuning, from the first start of the script to the answer."""
 
-    def __init__(self, options: TuneOptions, run: RunDir, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, options: TuneOptions, run: RunDir, tell: Callable[[str], None], interrupts: Interrupts
+    ) -> None:
+        self.interrupts = interrupts
         self.options = options
         self.run_dir = run
         self.tell = tell
@@ -111,12 +114,8 @@ class Tuning:
         self.trials = Trials(options, run, self.session, self.machine, tell)
         self.answer = self.trials.answer
 
-    def run(self, hold: Callable[[], None]) -> dict[str, Any]:
-        """Do it all; whatever happens, the tree ends and a result is written once a block was tried.
-
-        Args:
-            hold: called when the end begins, which no signal may break off.
-        """
+    def run(self) -> dict[str, Any]:
+        """Do it all; whatever happens, the tree ends and a result is written once a block was tried."""
         self.run_dir.write_json(
             "run.json",
             {
@@ -135,7 +134,7 @@ class Tuning:
                 self.tell(f"interrupted; what was measured until now is in {self.run_dir.path}")
             raise
         finally:
-            hold()
+            self.interrupts.hold()
             self.session.stop()
             self.seconds = time.monotonic() - self.trials.begun
             self.server.close()
@@ -213,15 +212,19 @@ class Tuning:
     def _search(self, space: Space, own: LoaderSettings, hello: Message) -> None:
         from feedtune.search import Search
 
-        search = Search(self.run_dir.journal, space, own)
+        whole = self.interrupts.whole  # Optuna's file lock does not survive a signal inside it
+        with whole():
+            search = Search(self.run_dir.journal, space, own)
         trials = self.options.trials + (not space.single)  # the user's own settings are no trial
         for _ in range(trials):
-            settings = search.ask()
+            with whole():
+                settings = search.ask()
             if settings is None:
                 return
             if self._time_is_up(settings):
                 self.answer.cut_short = True
-                search.drop()
+                with whole():
+                    search.drop()
                 return
             broken = broken_limit(settings, self._needs(hello))
             if broken:
@@ -234,7 +237,8 @@ class Tuning:
                 result = self.trials.run(
                     self.trials.plan("candidate", settings, stop_below=self._half_of_best())
                 )
-            search.tell(settings, result)
+            with whole():
+                search.tell(settings, result)
             starved = self.trials.starvation(result)
             if result.measured and starved is not None and starved < POLICY.gpu_bound and not space.single:
                 self.answer.at_ceiling = settings == own

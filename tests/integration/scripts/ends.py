@@ -41,7 +41,10 @@ def train(rank=None, port=None):
     mp.set_sharing_strategy(os.environ.get("SHARING", "file_descriptor"))
     torch.set_num_threads(1)
     data = Slow()
-    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data), num_workers=2)
+    # mp.spawn would make the workers by "spawn" too, and torch 2.13's abort now and then as they end.
+    loader = DataLoader(
+        data, batch_size=8, sampler=DistributedSampler(data), num_workers=2, multiprocessing_context="fork"
+    )
     net = torch.nn.Linear(512, 10)
     model = torch.nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -92,3 +92,43 @@ def test_what_was_ignored_stays_ignored() -> None:
     finally:
         signal.signal(signal.SIGHUP, previous)
     assert reached == [signal.SIG_IGN]
+
+
+def test_a_call_that_must_be_whole_is_interrupted_at_its_end() -> None:
+    reached = []
+
+    def body(interrupts: Interrupts) -> None:
+        with interrupts.whole():
+            send(signal.SIGINT)
+            send(signal.SIGTERM)
+            reached.append("end of the call")
+        reached.append("after it")
+
+    assert ended_by(body) is KeyboardInterrupt
+    assert reached == ["end of the call"]
+
+
+def test_signals_after_a_whole_call_interrupt_again_and_only_once() -> None:
+    reached = []
+
+    def body(interrupts: Interrupts) -> None:
+        with interrupts.whole():
+            reached.append("call")
+        try:
+            send(signal.SIGHUP)
+        finally:
+            with interrupts.whole():
+                send(signal.SIGINT)
+            reached.append("end")
+
+    assert ended_by(body) is KeyboardInterrupt
+    assert reached == ["call", "end"]
+
+
+def test_the_error_of_a_whole_call_is_not_replaced_by_a_signal() -> None:
+    def body(interrupts: Interrupts) -> None:
+        with interrupts.whole():
+            send(signal.SIGINT)
+            raise ValueError
+
+    assert ended_by(body) is ValueError
