@@ -40,6 +40,22 @@ class StepRecord(NamedTuple):
     clone_s: float
 
 
+class Reading(NamedTuple):
+    """What a sampler beside the training has read at one moment about one thing.
+
+    Attributes:
+        t_s: when the sampler's tick began (monotonic seconds of the host, the clock of the step records).
+        source: what was read: ``process``, ``gpu``, ``disk``, ...; feedtune/beside/readings.py lists them.
+        of: which one: a pid, a GPU's number, a device's name; ``""`` where there is one only.
+        values: by name, units in the names; ``None`` means not measured.
+    """
+
+    t_s: float
+    source: str
+    of: str
+    values: dict[str, float | int | str | None]
+
+
 @dataclass(frozen=True)
 class BlockPlan:
     """What every rank does in block ``k``; written once, so that all ranks read the same.
