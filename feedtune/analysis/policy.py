@@ -24,6 +24,15 @@ class Policy:
         repeated: share of the first samples of iterable data, yielded by more than one worker, from which
             it counts as not split between them.
         edge_share: share of an epoch lost to starting workers that is worth advice.
+        material: an avoidable share of the step from this on makes a class [3].
+        severe: from this on it is critical; ranks that are late in turns, by chance, count from here on [3].
+        second: a second loss of at least this share of the largest makes the class mixed [3].
+        one_culprit: share of the steps with a material imbalance in which one rank has to be last [3].
+        apart: how far ranks have to lie apart in a step, in mean steps, for that step to have a last one.
+        rho: rank correlation between elements and work that makes late ranks a matter of lengths [3].
+        inconsistent: parts that exceed the step by more than this share of it contradict each other [3].
+        slow_worker: mean fetch time against the median of the others from which a worker is slow [3].
+        lone_step: what comes once in 50 steps, so many times as long as the next longest, decides no class.
     """
 
     near_best: float = 0.02
@@ -39,6 +48,15 @@ class Policy:
     fill: float = 0.8
     repeated: float = 0.05
     edge_share: float = 0.01
+    material: float = 0.10
+    severe: float = 0.20
+    second: float = 0.70
+    one_culprit: float = 0.80
+    apart: float = 0.05
+    rho: float = 0.6
+    inconsistent: float = 0.01
+    slow_worker: float = 1.3
+    lone_step: float = 5.0
 
 
 POLICY = Policy()

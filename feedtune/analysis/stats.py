@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import correlation, fmean, stdev
 
 from feedtune.analysis.policy import POLICY
 from feedtune.records import BlockResult
+
+MIN_STRETCHES = 5  # whose means make an interval
 
 
 @dataclass(frozen=True)
@@ -35,14 +37,48 @@ def paired_gain(baseline: Sequence[float], candidate: Sequence[float]) -> Gain:
     Raises:
         ValueError: fewer than two pairs, or unequal numbers.
     """
-    from scipy.stats import t
-
     logs = [math.log(b / a) for a, b in zip(baseline, candidate, strict=True)]
     if len(logs) < 2:
         raise ValueError("an interval needs at least two pairs")
     mean = fmean(logs)
-    half = float(t.ppf(0.975, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
+    half = _half_width_of_mean(logs)
     return Gain(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+
+
+def mean_half_width(means: Sequence[float]) -> float | None:
+    """Half of the 95 % interval of a mean, from means of consecutive stretches of about equal length.
+
+    Such batch means are nearly independent where single steps are not (METHODS section 2).
+
+    Args:
+        means: one a stretch; with fewer than five the interval says nothing, and is ``None``.
+    """
+    return _half_width_of_mean(means) if len(means) >= MIN_STRETCHES else None
+
+
+def _half_width_of_mean(values: Sequence[float]) -> float:
+    from scipy.special import stdtrit  # a tenth of what importing scipy.stats takes
+
+    return float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Spearman's rho of paired values, ties sharing their mean rank; ``None`` where one does not vary."""
+    if len(first) < 3 or min(first) == max(first) or min(second) == max(second):
+        return None
+    return correlation(_places(first), _places(second))
+
+
+def _places(values: Sequence[float]) -> list[float]:
+    order = sorted(range(len(values)), key=values.__getitem__)
+    places = [0.0] * len(values)
+    begin = 0
+    for end in range(1, len(order) + 1):
+        if end == len(order) or values[order[end]] != values[order[begin]]:
+            for index in order[begin:end]:
+                places[index] = (begin + end - 1) / 2
+            begin = end
+    return places
 
 
 def lower_bound(block: BlockResult) -> float:

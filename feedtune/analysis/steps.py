@@ -28,6 +28,7 @@ class StepSeen(NamedTuple):
         return_s: the loop got it.
         tag: what the time before ``enter_s`` held besides training (eval, save, epoch, restart), or ``None``.
         made_s: for the first batch of an iteration, how long making the iterator took; else ``None``.
+        parts: what else was seen of the step (``feedtune.analysis.align`` has the keys); ``None``: nothing.
     """
 
     step: int
@@ -35,6 +36,7 @@ class StepSeen(NamedTuple):
     return_s: float
     tag: str | None = None
     made_s: float | None = None
+    parts: Mapping[str, Any] | None = None
 
     @property
     def wait_s(self) -> float:
@@ -95,37 +97,83 @@ class Figures:
         return {**asdict(self), "rate": self.rate}
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """Steps that every rank has, at the same positions, and which of them are measured.
+
+    Attributes:
+        steps: their numbers, in order.
+        ranks: of every rank the records of these steps.
+        pauses: positions before which some rank did something else, or lines are missing.
+        stretches: measured positions ``(begin, end)``, each after a warm-up; the last step is in none, since
+            it has no end.
+        cycle: each is a multiple of this long.
+        settled: as ``Figures.settled``.
+    """
+
+    steps: Sequence[int]
+    ranks: Mapping[int, Sequence[StepSeen]]
+    pauses: Sequence[int]
+    stretches: Sequence[tuple[int, int]]
+    cycle: int
+    settled: bool
+
+    @property
+    def measured(self) -> list[int]:
+        """Measured positions."""
+        return [place for begin, end in self.stretches for place in range(begin, end)]
+
+
+def choose_steps(ranks: Mapping[int, Sequence[StepSeen]], workers: int, prefetch: int | None) -> Chosen:
+    """Steps that all ranks have, and the stretches of them to measure.
+
+    A gap in the numbers of any rank's steps counts as a pause: nobody knows what was there.
+
+    Args:
+        ranks: steps of every rank, in order.
+        workers: of each rank's loader.
+        prefetch: its ``prefetch_factor``.
+    """
+    common = set.intersection(*({one.step for one in records} for records in ranks.values()))
+    steps = sorted(common)
+    chosen = {rank: [one for one in ranks[rank] if one.step in common] for rank in sorted(ranks)}
+    pauses = {place for records in chosen.values() for place, one in enumerate(records) if _pauses(one)}
+    pauses |= {place for place in range(1, len(steps)) if steps[place] != steps[place - 1] + 1}
+    ordered = sorted(pauses - {0})
+    cycle = max(1, workers)
+    # The last step has no end.
+    stretches = clean_stretches(len(steps) - 1, ordered, warmup_steps(workers, prefetch), cycle)
+    settled = sum(end - begin for begin, end in stretches) >= MIN_PERIODS * cycle
+    if not settled:
+        cycle = 1
+        stretches = clean_stretches(len(steps) - 1, ordered, 1, cycle)
+    return Chosen(steps, chosen, ordered, stretches, cycle, settled)
+
+
 def measure_steps(
     ranks: Mapping[int, Sequence[StepSeen]], workers: int, prefetch: int | None, loop_waits: bool = True
 ) -> Figures:
     """What one rank, or a job of several, did; a step of a job takes as long as on its slowest rank.
 
     Args:
-        ranks: steps of every rank, in order, from 0.
+        ranks: steps of every rank, in order.
         workers: of each rank's loader.
         prefetch: its ``prefetch_factor``.
         loop_waits: whether ``next()`` was called by the loop itself; a prefetching thread waits for others.
     """
-    total = min(len(records) for records in ranks.values())
-    pauses = sorted({one.step for records in ranks.values() for one in records[1:total] if _pauses(one)})
-    cycle = max(1, workers)
-    # The last step has no end.
-    stretches = clean_stretches(total - 1, pauses, warmup_steps(workers, prefetch), cycle)
-    settled = sum(end - begin for begin, end in stretches) >= MIN_PERIODS * cycle
-    if not settled:
-        stretches = clean_stretches(total - 1, pauses, 1, 1)
+    chosen = choose_steps(ranks, workers, prefetch)
     seconds = max(
-        sum(records[end].enter_s - records[begin].enter_s for begin, end in stretches)
-        for records in ranks.values()
+        sum(records[end].enter_s - records[begin].enter_s for begin, end in chosen.stretches)
+        for records in chosen.ranks.values()
     )
-    steps = [step for begin, end in stretches for step in range(begin, end)]
-    waits = [max(records[step].wait_s for records in ranks.values()) for step in steps]
+    steps = chosen.measured
+    waits = [max(records[step].wait_s for records in chosen.ranks.values()) for step in steps]
     return Figures(
-        steps=total,
+        steps=len(chosen.steps),
         seconds=max(records[-1].return_s - records[0].enter_s for records in ranks.values()),
         measured_steps=len(steps),
         measured_s=seconds,
-        settled=settled,
+        settled=chosen.settled,
         waits=_waits(waits, seconds) if loop_waits else None,
         first=_first(ranks),
         excluded=_excluded(ranks),
@@ -154,12 +202,13 @@ def _first(ranks: Mapping[int, Sequence[StepSeen]]) -> Counted:
 
 
 def _excluded(ranks: Mapping[int, Sequence[StepSeen]]) -> dict[str, Counted]:
-    """Tagged stretches; of ranks that tag the same one, the longest counts."""
+    """Tagged stretches; of ranks that tag the same one, the longest counts, over a gap in the steps none."""
     longest: dict[int, tuple[float, str]] = {}
     for records in ranks.values():
-        works = [after.enter_s - one.return_s for one, after in pairwise(records) if after.tag is None]
+        pairs = [(one, after) for one, after in pairwise(records) if after.step == one.step + 1]
+        works = [after.enter_s - one.return_s for one, after in pairs if after.tag is None]
         work = median(works) if works else 0.0
-        for one, after in pairwise(records):
+        for one, after in pairs:
             if after.tag is not None:
                 gap = after.enter_s - one.return_s - (after.made_s or 0.0) - work
                 longest[after.step] = max(longest.get(after.step, (0.0, "")), (max(0.0, gap), after.tag))

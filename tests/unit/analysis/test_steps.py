@@ -133,6 +133,15 @@ def test_ranks_that_ended_at_different_steps_are_measured_where_all_are() -> Non
     assert found.measured_steps == 37
 
 
+def test_nobody_knows_what_was_in_a_gap() -> None:
+    """Lines are missing before an evaluation, and in the midst of the training."""
+    records = steps(100, tags={50: ("eval", 40.0), 70: ("save", 7.0)})
+    found = measure_steps({0: [one for one in records if one.step not in (48, 49, 20, 21)]}, 0, None)
+    assert found.steps == 96
+    assert found.rate == pytest.approx(1.0)
+    assert found.excluded == {"save": Counted(1, pytest.approx(7.0))}
+
+
 def test_waits_of_another_thread_are_not_the_loops() -> None:
     found = measure_steps({0: steps(50)}, 0, None, loop_waits=False)
     assert found.waits is None

@@ -1,0 +1,168 @@
+"""From the ranks' step records to a timeline for each, lined up where ranks wait for each other.
+
+Keys of a record's ``parts``, in seconds, offsets from the step's begin on the rank's timeline (its GPU's
+stream under CUDA, else its host); what was not seen is absent: ``t`` duration on the GPU's timeline, ``s``
+exposed starvation there, ``h`` host-to-device copies, ``b`` first backward's begin and last one's end, ``o``
+end of the last optimizer step, ``y`` sync points ``[kind, arrive, leave]``, ``g`` garbage collection, ``n``
+elements of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from feedtune.analysis.rounds import BUFFERS, RankStep, Round, Sync, rounds_of
+from feedtune.analysis.steps import Chosen, StepSeen, choose_steps
+
+_MOST = 0.5  # a thing that fewer of the measured steps have was not seen
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The measured steps of all ranks, lined up.
+
+    Attributes:
+        ranks: steps of each rank by position, the last one left out, since it has no end.
+        world: ranks that the training has.
+        measured: positions of the measured steps, of whole rounds where there are any.
+        cycle: measured stretches are multiples of it, less what was left out.
+        left_out: steps left out because ranks had different sync points there, or one lacks its record.
+        waits_seen: S is known.
+        synced: waits for other ranks are known.
+        mismatched: in most steps the ranks had different sync points, so that none are used.
+        settled: as ``Figures.settled``.
+        rounds: those that end in a measured step.
+    """
+
+    ranks: Mapping[int, Sequence[RankStep]]
+    world: int
+    measured: Sequence[int]
+    cycle: int
+    left_out: int
+    waits_seen: bool
+    synced: bool
+    mismatched: bool
+    settled: bool
+    rounds: Sequence[Round]
+
+    @property
+    def alone(self) -> bool:
+        """There is one rank, which never waits for others."""
+        return self.world == 1 and len(self.ranks) == 1
+
+
+def line_up(
+    ranks: Mapping[int, Sequence[StepSeen]],
+    workers: int,
+    prefetch: int | None,
+    world: int,
+    loop_waits: bool = True,
+    syncs_seen: bool = True,
+) -> Timeline:
+    """Line up the ranks' steps at their sync points.
+
+    Args:
+        ranks: steps of every rank, in order.
+        workers: of each rank's loader.
+        prefetch: its ``prefetch_factor``.
+        world: ranks that the training has; some may have left no record.
+        loop_waits: whether the wait for a batch is that of the training's own thread and stream.
+        syncs_seen: whether all points where ranks wait for each other are in the records; where the waits
+            for gradients are missing, the others say nothing.
+    """
+    chosen = choose_steps(ranks, workers, prefetch)
+    steps = {rank: _on_timeline(records, loop_waits) for rank, records in chosen.ranks.items()}
+    places = chosen.measured
+    waits_seen = _seen(places, steps, "wait_s")
+    whole = _whole(len(chosen.steps) - 1, steps, waits_seen, _seen(places, steps, "gc_s"))
+    matched = {place for place in whole if len({of[place].kinds for of in steps.values()}) == 1}
+    mismatched = len(matched & set(places)) < _MOST * len(whole & set(places))
+    barriers = any(kind != BUFFERS for p in places for kind in steps[min(steps)][p].kinds or ())
+    synced = syncs_seen and len(steps) > 1 and barriers and not mismatched
+    good = matched if synced else whole
+    rounds = tuple(_all_rounds(chosen, steps, good)) if synced else ()
+    measured = [place for place in places if place in good]
+    left_out = len(places) - len(measured)
+    covered = {place for one in rounds for place in range(one.begin + 1, one.end + 1)}
+    if covered:  # where ranks wait for each other in every few steps only, of whole rounds
+        measured = [place for place in measured if place in covered]
+    return Timeline(
+        ranks=steps,
+        world=world,
+        measured=measured,
+        cycle=chosen.cycle,
+        left_out=left_out,
+        waits_seen=waits_seen,
+        synced=bool(covered),
+        mismatched=syncs_seen and mismatched,
+        settled=chosen.settled,
+        rounds=rounds,
+    )
+
+
+def _seen(places: Sequence[int], steps: Mapping[int, Sequence[RankStep]], name: str) -> bool:
+    """Whether most of the steps of every rank have it."""
+    least = _MOST * len(places)
+    seen = [sum(getattr(of[place], name) is not None for place in places) for of in steps.values()]
+    return bool(places) and min(seen) >= least
+
+
+def _whole(total: int, steps: Mapping[int, Sequence[RankStep]], waits: bool, parts: bool) -> set[int]:
+    """Steps in which no rank lacks what all have in most steps: its wait, or anything but that."""
+
+    def lacks(one: RankStep) -> bool:
+        return (waits and one.wait_s is None) or (parts and one.gc_s is None)
+
+    return {place for place in range(total) if not any(lacks(of[place]) for of in steps.values())}
+
+
+def _on_timeline(records: Sequence[StepSeen], loop_waits: bool) -> list[RankStep]:
+    """Steps of a rank; under CUDA their lengths on the GPU's timeline are added up.
+
+    Where batches are alike, only some are counted: the others have as many elements.
+    """
+    found: list[RankStep] = []
+    begin_s = 0.0
+    device = any("t" in (one.parts or ()) for one in records)
+    for one, after in pairwise(records):
+        step = _rank_step(begin_s, one, after.enter_s - one.enter_s, device, loop_waits)
+        if step.elements is None and found:
+            step = step._replace(elements=found[-1].elements)
+        found.append(step)
+        begin_s += step.length_s
+    return found
+
+
+def _rank_step(begin_s: float, one: StepSeen, length_s: float, device: bool, loop_waits: bool) -> RankStep:
+    parts = one.parts or {}
+    wait_s = parts.get("s") if device else one.wait_s
+    backward, optimized = parts.get("b"), parts.get("o")
+    ends = [end for end in (backward[1], optimized) if end is not None] if backward else []
+    points = parts.get("y") or ()
+    return RankStep(
+        begin_s,
+        parts.get("t", length_s),
+        wait_s if loop_waits else None,
+        max(0.0, one.wait_s - wait_s) if device and loop_waits and wait_s is not None else None,
+        parts.get("h"),
+        max(ends, default=None),
+        None if one.parts is None else parts.get("g", 0.0),
+        None if any(None in point for point in points) else tuple(Sync(*point) for point in points),
+        parts.get("n"),
+    )
+
+
+def _all_rounds(chosen: Chosen, steps: Mapping[int, Sequence[RankStep]], good: set[int]) -> Iterable[Round]:
+    pauses = set(chosen.pauses)
+    for begin, end in chosen.stretches:
+        # The step before shows where the first round begins, if nothing lies between.
+        first = begin - 1 if begin and begin not in pauses else begin
+        run: list[int] = []
+        for place in range(first, end + 1):
+            if place < end and place in good:
+                run.append(place)
+                continue
+            yield from (one for one in rounds_of(run, steps) if one.end >= begin)
+            run = []

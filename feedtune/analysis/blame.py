@@ -1,0 +1,197 @@
+"""What a training's steps lose time to, and which rank makes it (METHODS sections 1 and 3).
+
+The shares come from the budget's rounds, less lone long steps. Which rank is last is put to the vote of the
+rounds in which the ranks lie apart, so that a few long ones do not decide.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from feedtune.analysis.align import Timeline
+from feedtune.analysis.budget import TrainingBudget
+from feedtune.analysis.means import job_means, rank_means, touches
+from feedtune.analysis.policy import POLICY
+from feedtune.analysis.rounds import RoundLoss, lose
+from feedtune.analysis.stats import rank_correlation
+
+_LEAST_ROUNDS = 5  # that have to vote
+_LONE_IN = 50  # steps: what comes more often is no exception
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """The rank that is last most often.
+
+    Attributes:
+        rank: its number.
+        votes: share of the rounds with a material imbalance in which it is last.
+        rounds: how many those are.
+    """
+
+    rank: int
+    votes: float
+    rounds: int
+
+    @property
+    def sure(self) -> bool:
+        """It is one rank, and not a different one each time."""
+        return self.rounds >= _LEAST_ROUNDS and self.votes >= POLICY.one_culprit
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Something that the job's steps lose time to.
+
+    Attributes:
+        kind: ``data``, ``imbalance/input``, ``imbalance/compute``, ``imbalance/lengths``, ``imbalance/turns``
+            (ranks are late in turns, and not by their batches' sizes), ``communication``, ``sched/gc`` or
+            ``rest``.
+        seconds: a step.
+        share: of the step.
+        culprit: the rank that is last, where it is one.
+        rho: rank correlation between elements and work, of ``imbalance/lengths``.
+    """
+
+    kind: str
+    seconds: float
+    share: float
+    culprit: Culprit | None = None
+    rho: float | None = None
+
+
+@dataclass(frozen=True)
+class Losses:
+    """All losses of a training's mean step, largest first.
+
+    Attributes:
+        step_s: the mean step that they are shares of.
+        found: those above zero.
+        lone: steps that are left out here, since something happened in them once.
+    """
+
+    step_s: float
+    found: tuple[Loss, ...]
+    lone: int
+
+
+def find_losses(
+    timeline: Timeline, budget: TrainingBudget, supply: Mapping[int, float] | None = None
+) -> Losses | None:
+    """What the job's steps lose time to; ``None`` without measured steps.
+
+    Args:
+        timeline: its steps.
+        budget: measured from them.
+        supply: seconds a batch that each rank's workers need when they are never held up
+            (``feedtune.analysis.workers``). Where all ranks' loaders are about equally slow, the slightly
+            faster ones have full queues while they wait for the slowest: only this tells that case from one
+            slow rank.
+    """
+    lone = lone_steps(timeline)
+    places = [place for place in timeline.measured if place not in lone]
+    if not places:
+        return None
+    rounds = [lose(one) for one in timeline.rounds if not touches(one, lone)] if timeline.synced else []
+    means = rank_means(timeline, min(timeline.ranks)) if timeline.alone else job_means(timeline, lone)
+    step_s, parts = means(places)
+    found = {
+        "communication": parts["communication_s"],
+        "sched/gc": parts["stall_s"],
+        "rest": parts["rest_s"],
+    }
+    losses = [Loss(kind, value, value / step_s) for kind, value in found.items() if value and value > 0]
+    losses += _data_losses(rounds, parts["data_wait_s"], budget.data_at_least_s, step_s, supply or {})
+    losses += _work_losses(rounds, parts["straggle_s"], step_s)
+    losses.sort(key=lambda one: -one.seconds)
+    return Losses(step_s, tuple(losses), len(lone))
+
+
+def lone_steps(timeline: Timeline) -> set[int]:
+    """Steps that are far longer than all others: something that happened at most once in 50 steps.
+
+    Batches that come in bursts of as many as there are workers make long steps too, but not lone ones.
+    """
+    lengths = {p: max(of[p].length_s for of in timeline.ranks.values()) for p in timeline.measured}
+    longest = sorted(lengths, key=lengths.__getitem__, reverse=True)
+    most = len(longest) // max(_LONE_IN, 2 * timeline.cycle)
+    # Where one rank is held up, the others' next steps can be the long ones: the same event.
+    for count in range(min(2 * most, len(longest) - 1), 0, -1):
+        found = set(longest[:count])
+        events = sum(place - 1 not in found for place in found)
+        if events <= most and lengths[longest[count - 1]] > POLICY.lone_step * lengths[longest[count]]:
+            return found
+    return set()
+
+
+def _data_losses(
+    rounds: Sequence[RoundLoss],
+    data_wait_s: float | None,
+    at_least_s: float | None,
+    step_s: float,
+    supply: Mapping[int, float],
+) -> list[Loss]:
+    """The job's wait for data: what one rank alone makes of it, and the rest, which is all ranks'."""
+    if data_wait_s is None:
+        return [] if at_least_s is None else [Loss("data", at_least_s, at_least_s / step_s)]
+    steps = sum(one.round.steps for one in rounds)
+    culprit = vote([(one.last, one.uneven_s, one.round.steps) for one in rounds], step_s)
+    uneven_s = sum(one.uneven_s for one in rounds) / steps if steps else 0.0
+    if culprit is None or not culprit.sure:
+        uneven_s = 0.0
+    else:
+        others = [seconds for rank, seconds in supply.items() if rank != culprit.rank]
+        # With data free for the culprit alone, the job would still be as slow as the others' loaders.
+        bound_s = median(others) - (step_s - data_wait_s) if others else 0.0
+        uneven_s = max(0.0, min(uneven_s, data_wait_s - bound_s))
+    found = [("data", data_wait_s - uneven_s, None), ("imbalance/input", uneven_s, culprit)]
+    return [Loss(kind, value, value / step_s, by) for kind, value, by in found if value > 0]
+
+
+def _work_losses(rounds: Sequence[RoundLoss], straggle_s: float | None, step_s: float) -> list[Loss]:
+    """What the last rank works longer than the others: one rank's doing, the batches' sizes', or chance."""
+    if not straggle_s:
+        return []
+    culprit = vote([(one.last_at_work, one.straggle_s, one.round.steps) for one in rounds], step_s)
+    if culprit is not None and culprit.sure:
+        return [Loss("imbalance/compute", straggle_s, straggle_s / step_s, culprit)]
+    rho = sizes_to_work(rounds)
+    by_size = rho is not None and rho >= POLICY.rho
+    kind = "imbalance/lengths" if by_size else "imbalance/turns"
+    return [Loss(kind, straggle_s, straggle_s / step_s, culprit, rho)]
+
+
+def vote(ballots: Sequence[tuple[int, float, int]], step_s: float) -> Culprit | None:
+    """The rank that is last most often.
+
+    Args:
+        ballots: of each round the last rank, by how many seconds it is last, and the round's steps.
+        step_s: mean step; rounds count in which ranks lie apart by a material part of it, and at least half
+            as far as on average: where one rank is late now and then, chance decides who is last meanwhile.
+    """
+    steps = sum(ballot[2] for ballot in ballots)
+    usual_s = sum(ballot[1] for ballot in ballots) / steps if steps else 0.0
+    least_s = max(POLICY.apart * step_s, usual_s / 2)
+    ranks = Counter(rank for rank, seconds, many in ballots if seconds > least_s * max(1, many))
+    if not ranks:
+        return None
+    rank, votes = min(ranks.items(), key=lambda one: (-one[1], one[0]))
+    return Culprit(rank, votes / ranks.total(), ranks.total())
+
+
+def sizes_to_work(rounds: Sequence[RoundLoss]) -> float | None:
+    """Spearman's rho, over rounds and ranks, of elements and work (A - S) beyond the median of the others."""
+    sizes: list[float] = []
+    works: list[float] = []
+    for one in (loss.round for loss in rounds):
+        elements = {rank: found for rank in one.works if (found := one.elements(rank)) is not None}
+        if len(elements) < len(one.works):
+            continue
+        work = {rank: one.path(rank, with_data=False) for rank in elements}
+        for rank in elements:
+            sizes.append(elements[rank] - median(n for other, n in elements.items() if other != rank))
+            works.append(work[rank] - median(s for other, s in work.items() if other != rank))
+    return rank_correlation(sizes, works)

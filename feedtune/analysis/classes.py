@@ -1,0 +1,191 @@
+"""Which class a training is of, what it would gain, and the evidence in words (METHODS section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
+from typing import Any
+
+from feedtune.analysis.align import Timeline
+from feedtune.analysis.blame import Loss, Losses, find_losses
+from feedtune.analysis.budget import FLAGS, TrainingBudget
+from feedtune.analysis.policy import POLICY
+
+_PART = {
+    "data": "data_wait_s",
+    "imbalance/input": "data_wait_s",
+    "imbalance/compute": "straggle_s",
+    "imbalance/lengths": "straggle_s",
+    "imbalance/turns": "straggle_s",
+    "communication": "communication_s",
+    "sched/gc": "stall_s",
+    "rest": "rest_s",
+}
+_BLIND = ("syncs_unseen", "syncs_differ", "waits_unseen")
+
+
+@dataclass(frozen=True)
+class TrainingClass:
+    """What a training loses most to.
+
+    Attributes:
+        kind: that of the largest loss; ``mixed`` where the second is nearly as large; ``healthy`` where none
+            is material, ``unknown`` where the largest has no name or what matters was not seen.
+        share: of the step, of the losses that make the class; ``None`` where there is none.
+        critical: the share is severe.
+        rank: the one rank that makes it, if it is one.
+        gain: speed without these losses over speed now, T / (T - loss): an upper bound.
+        evidence: sentences with figures.
+        losses: all that were measured, largest first.
+        lone: steps far longer than all others, which decide nothing here.
+    """
+
+    kind: str
+    share: float | None
+    critical: bool
+    rank: int | None
+    gain: float | None
+    evidence: tuple[str, ...]
+    losses: tuple[Loss, ...]
+    lone: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The class as JSON."""
+        found = asdict(self)
+        return {"class": found.pop("kind"), **found}
+
+
+def classify(
+    timeline: Timeline, budget: TrainingBudget, supply: Mapping[int, float] | None = None
+) -> TrainingClass:
+    """The class of a training; arguments as of ``find_losses``."""
+    losses = find_losses(timeline, budget, supply)
+    if losses is None:
+        return TrainingClass("unknown", None, False, None, None, ("No steps were measured.",), (), 0)
+    material = [one for one in losses.found if one.share >= _least(one)]
+    blind = not timeline.waits_seen or (not timeline.synced and not timeline.alone)
+    if not material:
+        kind = "unknown" if blind else "healthy"
+        said = _nothing(losses, budget)
+        return TrainingClass(kind, None, False, None, None, said, losses.found, losses.lone)
+    kind, leading = _leading(material, timeline.waits_seen)
+    share = min(1.0, sum(one.share for one in leading))
+    ranks = {one.culprit.rank if one.culprit and one.culprit.sure else None for one in leading}
+    return TrainingClass(
+        kind,
+        share,
+        share >= POLICY.severe,
+        ranks.pop() if len(ranks) == 1 else None,
+        1 / (1 - share) if kind != "unknown" and share < 1 else None,
+        tuple(_sentence(one, losses.step_s, timeline, budget) for one in leading) + _lone(losses),
+        losses.found,
+        losses.lone,
+    )
+
+
+def _least(one: Loss) -> float:
+    """The share from which a loss counts; ranks that differ by chance are not worth a word so soon."""
+    return POLICY.severe if one.kind == "imbalance/turns" else POLICY.material
+
+
+def _leading(material: Sequence[Loss], waits_seen: bool) -> tuple[str, list[Loss]]:
+    """The class, and the losses that make it; without S a late rank may be late for its data or its work."""
+    first = material[0]
+    if first.kind in ("rest", "imbalance/turns") or (first.culprit is not None and not waits_seen):
+        return "unknown", [first]
+    near = [one for one in material if one.share >= POLICY.second * first.share]
+    leading = [one for one in near if one.kind not in ("rest", "imbalance/turns")][:2]
+    return "mixed" if len(leading) > 1 else first.kind, leading
+
+
+def _nothing(losses: Losses, budget: TrainingBudget) -> tuple[str, ...]:
+    unseen = [FLAGS[flag] for flag in budget.job.flags if flag in _BLIND]
+    if unseen:
+        return tuple(f"{text[0].upper()}{text[1:]}." for text in unseen) + _lone(losses)
+    said = f"Nothing that could be avoided takes {POLICY.material:.0%} of a step of {_ms(losses.step_s)}"
+    small = [one for one in losses.found if one.share < POLICY.material]
+    largest = f"; the largest is {_NAMES[small[0].kind]}, {small[0].share:.1%}" if small else ""
+    chance = [one for one in losses.found if one.share >= POLICY.material]  # of ranks that are late in turns
+    more = tuple(f"By chance, {_NAMES[one.kind]} cost {one.share:.1%}." for one in chance)
+    return (f"{said}{largest}.", *more, *_lone(losses))
+
+
+def _lone(losses: Losses) -> tuple[str, ...]:
+    if not losses.lone:
+        return ()
+    return (f"{losses.lone} far longer than all other steps: left out of the class, not of the budget.",)
+
+
+_NAMES = {
+    "data": "waiting for data",
+    "imbalance/input": "one rank's data",
+    "imbalance/compute": "one rank's work",
+    "imbalance/lengths": "unequal batches",
+    "imbalance/turns": "ranks that are late in turns",
+    "communication": "communication",
+    "sched/gc": "garbage collection",
+    "rest": "what lies outside the training step's parts",
+}
+
+
+_PLAIN = {
+    "imbalance/lengths": "Ranks come last in turns, the larger their batches (rank correlation of elements "
+    "and work {rho:.2f}): {amount}.",
+    "imbalance/turns": "Ranks come last in turns, and not for the sizes of their batches: {amount}.",
+    "communication": "Even the rank that comes last waits for the exchange: {amount}.",
+    "sched/gc": "Python collects garbage: {amount}.",
+    "rest": "Outside of data, copies, forward, backward, optimizer and waits for ranks: {amount}.",
+}
+
+
+def _sentence(loss: Loss, step_s: float, timeline: Timeline, budget: TrainingBudget) -> str:
+    half_s = getattr(budget.job.half_widths, _PART[loss.kind]) if loss.kind in _PART else None
+    width = "" if half_s is None else f" ± {half_s / step_s:.1%}"
+    amount = f"{_ms(loss.seconds)} of a step of {_ms(step_s)}, {loss.share:.1%}{width}"
+    if loss.kind == "data":
+        if timeline.alone:
+            return f"The loop waits for data: {amount}."
+        if not timeline.synced:
+            return f"All ranks wait for data in the same steps: at least {amount}."
+        return f"Ranks wait for data, and not only one of them: {amount}."
+    if loss.kind == "imbalance/input":
+        return f"{_comes_last(loss)}; {_waits(loss, timeline)}: {amount}."
+    if loss.kind == "imbalance/compute":
+        if not timeline.waits_seen:
+            return f"{_comes_last(loss)}, for its data or its work, which was not told apart: {amount}."
+        return f"{_comes_last(loss)}, for its own work{_sizes(loss, timeline)}: {amount}."
+    return _PLAIN[loss.kind].format(amount=amount, rho=loss.rho)
+
+
+def _comes_last(loss: Loss) -> str:
+    assert loss.culprit is not None
+    by = loss.culprit
+    return f"Rank {by.rank} comes last in {by.votes:.0%} of the {by.rounds} times that ranks lie apart"
+
+
+def _waits(loss: Loss, timeline: Timeline) -> str:
+    assert loss.culprit is not None
+    waits = {r: fmean(of[p].wait_s or 0.0 for p in timeline.measured) for r, of in timeline.ranks.items()}
+    own = waits.pop(loss.culprit.rank)
+    return f"it waits {_ms(own)} a step for its data, the others {_ms(median(waits.values()))}"
+
+
+def _sizes(loss: Loss, timeline: Timeline) -> str:
+    """Whether the last rank's batches are larger than those of the others."""
+    assert loss.culprit is not None
+    sizes = {rank: [of[p].elements for p in timeline.measured] for rank, of in timeline.ranks.items()}
+    means = {
+        rank: fmean(one for one in found if one is not None)
+        for rank, found in sizes.items()
+        if any(one is not None for one in found)
+    }
+    own = means.pop(loss.culprit.rank, 0.0)
+    usual = median(means.values()) if means else 0.0
+    if not usual or own / usual < 1 + POLICY.uneven:
+        return ""
+    return f" (its batches hold {own / usual:.2f} times the elements of the others')"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
