@@ -14,16 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from feedtune.analysis.steps import Figures, StepSeen, measure_steps
+from feedtune.inside.linefiles import LineFile
 from feedtune.launch.boot import BootFolder
 from feedtune.launch.foreground import Foreground, find_program
 from feedtune.machine import read_machine
 from feedtune.rundir import RUN_FORMAT, RunDir, redact
 from feedtune.trials.causes import how_far
+from feedtune.trials.collect import Collector
 from feedtune.trials.options import check_out, run_name
 from feedtune.trials.session import started_inside_a_launcher
 from shard_tools.errors import BadInput
 
 SCHEMA = "feedtune.run/1"
+_MOST_READ = 64 << 20  # bytes of steps; in memory they take seven times that
 _RANK_FILE = re.compile(r"rank(\d+)(?:\.(\d+))?\.json")
 
 
@@ -76,7 +79,8 @@ def observe(options: RunOptions, tell: Callable[[str], None]) -> dict[str, Any]:
         secrets.token_hex(8),
         {"mode": "run", "records": str(run.path), "steps": options.steps},
     )
-    code, seconds = _start(options, run, boot)
+    collector = Collector(run.path)
+    code, seconds = _start(options, run, boot, collector)
     trainings = [training(number, ranks) for number, ranks in sorted(read_trainings(run.path).items())]
     document = {
         "schema": SCHEMA,
@@ -86,7 +90,7 @@ def observe(options: RunOptions, tell: Callable[[str], None]) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "steps_asked": options.steps,
         "trainings": trainings,
-        "note": _note(trainings, run, boot, options.command),
+        "note": _note(trainings, run, boot, options.command, collector),
         "reading": reading(trainings),
     }
     try:
@@ -96,12 +100,12 @@ def observe(options: RunOptions, tell: Callable[[str], None]) -> dict[str, Any]:
     return document
 
 
-def _start(options: RunOptions, run: RunDir, boot: BootFolder) -> tuple[int, float]:
+def _start(options: RunOptions, run: RunDir, boot: BootFolder, collector: Collector) -> tuple[int, float]:
     """The command from its start to its end: its exit code, and how long it took."""
     try:
         boot.set_start(1)
         begun = time.monotonic()
-        with Foreground() as foreground:
+        with Foreground() as foreground, collector:  # its thread blocks the signals that we wait for
             env = boot.environment(os.environ)
             code = foreground.run(options.command, env, run.log if options.keep_stdout else None)
         seconds = time.monotonic() - begun
@@ -114,25 +118,43 @@ def _start(options: RunOptions, run: RunDir, boot: BootFolder) -> tuple[int, flo
 def read_trainings(folder: Path) -> dict[int, dict[int, RankSeen]]:
     """What ranks have written: ``{training: {rank: what it wrote}}``.
 
-    A rank that was started anew, or a second training in a row, counts as training 2.
+    A rank that was started anew, or a second training in a row, counts as training 2. Of a run that was too
+    long for memory, the same stretches of all ranks are read.
     """
+    size, one_in = sum(path.stat().st_size for path in folder.glob("steps.rank*.jsonl")), 1
+    while size > one_in * _MOST_READ:
+        one_in *= 2
     found: dict[int, dict[int, RankSeen]] = {}
     for path in folder.glob("rank*.json"):
         match = _RANK_FILE.fullmatch(path.name)
         if match is None:
             continue
         rank, part = int(match[1]), int(match[2] or 1)
-        records = read_steps(path.with_name(f"steps.{path.name}l"))
+        records = read_steps(path.with_name(f"steps.{path.name}l"), one_in)
         if records:
             about = json.loads(path.read_text(encoding="utf-8"))
             found.setdefault(part, {})[rank] = RankSeen(about, records)
     return found
 
 
-def read_steps(path: Path) -> list[StepSeen]:
-    """Whole lines of a rank's file; a rank that was killed can leave half a line."""
+def read_steps(path: Path, one_in: int = 1) -> list[StepSeen]:
+    """What can be read of a rank's file: a rank that was killed, or a full disk, can leave half a line.
+
+    Args:
+        path: the file.
+        one_in: of so many stretches of steps, one is read.
+    """
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-        return [StepSeen(*json.loads(line)) for line in file if line.endswith(b"\n")]
+        return [StepSeen(*fields) for line in file if (fields := _fields(line, one_in))]
+    return []
+
+
+def _fields(line: bytes, one_in: int) -> list[Any]:
+    with contextlib.suppress(ValueError):
+        stretch = int(line[1 : line.index(b",")]) // LineFile.stretch
+        if line.endswith(b"\n") and stretch % one_in == 0:
+            found: list[Any] = json.loads(line)
+            return found[: len(StepSeen._fields)]
     return []
 
 
@@ -164,7 +186,11 @@ def training(number: int, ranks: Mapping[int, RankSeen]) -> dict[str, Any]:
 
 
 def _note(
-    trainings: Sequence[Mapping[str, Any]], run: RunDir, boot: BootFolder, command: Sequence[str]
+    trainings: Sequence[Mapping[str, Any]],
+    run: RunDir,
+    boot: BootFolder,
+    command: Sequence[str],
+    collector: Collector,
 ) -> str | None:
     """What a reader has to know before the figures."""
     if not run.path.exists():
@@ -172,6 +198,8 @@ def _note(
     stopped = boot.sign("stopped")
     if stopped:
         return f"recording has stopped early: {stopped}"
+    if collector.error:
+        return f"{collector.lost} records could not be written to {run.path}: {collector.error}"
     if not trainings:
         return f"no training was seen: {how_far(boot, command, None)}"
     missing = [t for t in trainings if len(t["ranks"]) < t["world_size"]]

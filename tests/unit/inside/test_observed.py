@@ -151,8 +151,8 @@ def test_a_second_process_of_the_same_rank_gets_files_of_its_own(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "rank3.2.json", "rank3.json", "steps.rank3.2.jsonl", "steps.rank3.jsonl",
     ]  # fmt: skip
-    assert (tmp_path / "steps.rank3.jsonl").read_text() == "[0,1.0,2.0,null,0.5]\n"
-    assert (tmp_path / "steps.rank3.2.jsonl").read_text() == '[0,3.0,4.0,"eval"]\n'
+    assert json.loads((tmp_path / "steps.rank3.jsonl").read_text()) == [0, 1.0, 2.0, None, 0.5]
+    assert json.loads((tmp_path / "steps.rank3.2.jsonl").read_text()) == [0, 3.0, 4.0, "eval"]
     assert json.loads((tmp_path / "rank3.2.json").read_text()) == {"number": 1}
 
 
