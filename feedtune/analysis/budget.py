@@ -43,7 +43,8 @@ class Parts:
         communication_s: what even the last rank waits at sync points.
         straggle_s: what a rank waits there for slower ones; of a job, the last one's work beyond the median.
         stall_s: garbage collection.
-        rest_s: of the step; negative where parts contradict each other.
+        rest_s: of the step; negative where parts contradict each other. Of a job also what passes because
+            ranks leave the same exchange at different times.
     """
 
     data_wait_s: float | None = None

@@ -155,7 +155,18 @@ def _sentence(loss: Loss, step_s: float, timeline: Timeline, budget: TrainingBud
         if not timeline.waits_seen:
             return f"{_comes_last(loss)}, for its data or its work, which was not told apart: {amount}."
         return f"{_comes_last(loss)}, for its own work{_sizes(loss, timeline)}: {amount}."
+    if loss.kind == "rest" and _leave_apart(loss, budget):
+        return (
+            "Ranks leave the same exchange at different times, as with more processes than cores, and wait "
+            f"for each other at the next: {amount}."
+        )
     return _PLAIN[loss.kind].format(amount=amount, rho=loss.rho)
+
+
+def _leave_apart(loss: Loss, budget: TrainingBudget) -> bool:
+    """Whether the job's rest is none of its ranks': it lies between the ranks."""
+    rests = [rank.parts.rest_s or 0.0 for rank in budget.ranks.values()]
+    return len(rests) > 1 and max(rests) < loss.seconds / 2
 
 
 def _comes_last(loss: Loss) -> str:

@@ -30,6 +30,7 @@ class Job:
         made: what a rank's loader needs for a batch; it works ahead by ``queue`` batches.
         buffers: how long rank 0's broadcast takes; ``None``: the model has none.
         call: how long a collective takes that the script calls after the optimizer; ``None``: it calls none.
+        skew: how much later than the first a rank leaves where all wait for all.
         accumulate: steps of which only the last one synchronizes.
         noise: relative standard deviation of each stretch of work.
     """
@@ -50,6 +51,7 @@ class Job:
     accumulate: int = 1
     elements: Callable[[int, int], int] | None = None
     gc: Amount = 0.0
+    skew: Amount = 0.0
     cuda: bool = False
     hidden: float = 0.0
     noise: float = 0.0
@@ -101,7 +103,7 @@ class Job:
             if self.elements is not None:
                 parts[rank]["n"] = self.elements(rank, step)
         if syncs:
-            self._meet("gradients", self._draw(self.comm, 0, step), begin, now, parts)
+            self._meet(step, "gradients", self._draw(self.comm, 0, step), begin, now, parts)
         for rank in now:
             parts[rank]["b"][1] = now[rank] - begin[rank]
             if step % self.accumulate == self.accumulate - 1:
@@ -109,14 +111,14 @@ class Job:
                 parts[rank]["o"] = now[rank] - begin[rank]
             now[rank] += self._draw(self.after, rank, step)
         if self.call is not None:
-            self._meet("call", self.call, begin, now, parts)
+            self._meet(step, "call", self.call, begin, now, parts)
 
-    def _meet(self, kind: str, seconds: float, begin: dict, now: dict, parts: dict) -> None:
+    def _meet(self, step: int, kind: str, seconds: float, begin: dict, now: dict, parts: dict) -> None:
         """All wait for all."""
         leave = max(now.values()) + seconds
         for rank, arrive in now.items():
-            parts[rank]["y"].append([kind, arrive - begin[rank], leave - begin[rank]])
-            now[rank] = leave
+            now[rank] = leave + self._amount(self.skew, rank, step)
+            parts[rank]["y"].append([kind, arrive - begin[rank], now[rank] - begin[rank]])
 
     def _record(self, rank: int, step: int, begin: float, end: float, parts: dict) -> StepSeen:
         """On the rank's own clock; under CUDA the host is ahead of its GPU."""

@@ -200,6 +200,15 @@ def test_what_nothing_explains_is_unknown() -> None:
     assert found.losses[0].kind == "rest"
 
 
+def test_ranks_that_leave_an_exchange_apart_lose_what_no_rank_has() -> None:
+    """More processes than cores: a rank that is not woken at once keeps the others waiting at the next."""
+    found = classified(Job(skew=lambda rank, step: 0.02 if step % 2 == rank else 0.0))
+    assert (found.kind, found.losses[0].kind) == ("unknown", "rest")
+    assert found.losses[0].seconds == pytest.approx(0.02, rel=0.05)
+    assert "at different times" in found.evidence[0]
+    assert "Outside of data" in classified(Job(after=0.03)).evidence[0]
+
+
 def test_collecting_garbage_is_named() -> None:
     assert classified(Job(gc=0.01)).kind == "sched/gc"
 

@@ -115,7 +115,7 @@ def test_lateness_before_and_after_a_broadcast_is_not_counted_twice() -> None:
     assert found.job.flags == ()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(25))
 def test_parts_and_rest_are_the_step_and_no_part_is_negative(seed: int) -> None:
     job = random_job(seed)
     found = budget(job)
@@ -291,10 +291,10 @@ def test_the_budgets_step_is_that_of_the_rate() -> None:
 def test_the_uncertainty_covers_the_mean_of_longer_runs_as_often_as_it_says() -> None:
     truth = budget(Job(wait=0.02, noise=0.3, steps=3000, seed=1000)).job.parts.data_wait_s
     inside = 0
-    for seed in range(100):
+    for seed in range(60):
         job = budget(Job(wait=0.02, noise=0.3, steps=63, seed=seed)).job
         inside += abs(job.parts.data_wait_s - truth) <= job.half_widths.data_wait_s
-    assert inside >= 85  # 95 expected; 85 or fewer come once in 10^4
+    assert inside >= 48  # 57 expected; fewer than 48 come once in 10^4
 
 
 @pytest.mark.parametrize(
