@@ -30,6 +30,7 @@ class StepRecord(NamedTuple):
         tag: why the stretch before ``enter_s`` is no training (eval, save, epoch, restart), or ``None``.
         elements: number of tensor elements in the batch.
         clone_s: time spent cloning a cached batch that the loop changes in place.
+        parts: what the step's time was spent on, where it was taken down (``feedtune.inside.stepclock``).
     """
 
     step: int
@@ -38,6 +39,7 @@ class StepRecord(NamedTuple):
     tag: str | None
     elements: int
     clone_s: float
+    parts: dict[str, Any] | None = None
 
 
 class Reading(NamedTuple):
@@ -72,6 +74,7 @@ class BlockPlan:
         replay: for a ceiling block, the steps of the cache that every rank has kept; empty for all.
         stop_below: stop early when the rate lies below this (steps/s); 0 never stops.
         step_s: longest time a step is predicted to take; 0: not known yet.
+        no_sync: DDP does not synchronize gradients: what they cost is the difference.
     """
 
     k: int
@@ -87,6 +90,7 @@ class BlockPlan:
     replay: tuple[int, ...] = ()
     stop_below: float = 0.0
     step_s: float = 0.0
+    no_sync: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as one JSON object."""

@@ -43,9 +43,11 @@ def format_bytes(size: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration: ``'70 µs'``, ``'350 ms'``, ``'4.2 s'``, ``'3 min 05 s'``."""
+    """A duration: ``'70 µs'``, ``'4.2 ms'``, ``'350 ms'``, ``'4.2 s'``, ``'3 min 05 s'``."""
     if seconds < 0.001:
         return f"{seconds * 1_000_000:.0f} µs"
+    if seconds < 0.01:
+        return f"{seconds * 1000:.1f} ms"
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:

@@ -53,7 +53,8 @@ class TrainingClass:
     def as_dict(self) -> dict[str, Any]:
         """The class as JSON."""
         found = asdict(self)
-        return {"class": found.pop("kind"), **found}
+        lists = {name: list(found[name]) for name in ("evidence", "losses")}
+        return {"class": found.pop("kind"), **found, **lists}
 
 
 def classify(

@@ -8,6 +8,8 @@ from typing import Optional
 
 import typer
 
+_BLOCK_S = 3.0  # measured seconds of a block with --ceiling
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
@@ -28,11 +30,23 @@ def run(
     out: Optional[Path] = typer.Option(
         None, "--out", help="Run folder; by default a new one in ~/.local/state/feedtune/runs.", metavar="RUN"
     ),
+    ceiling: bool = typer.Option(
+        False,
+        "--ceiling",
+        help="Also measure what it reaches when data is free. This is a trial: CMD is ended afterwards, and "
+        "what it writes is thrown away.",
+    ),
+    writable: list[Path] = typer.Option(
+        [],
+        "--writable",
+        help="With --ceiling: a folder that CMD really writes; may be repeated.",
+        metavar="DIR",
+    ),
     as_json: bool = typer.Option(
         False, "--json", help="Print the result document on stdout; CMD's stdout goes to RUN/command.log."
     ),
 ) -> None:
-    """Run your training as it is, and report how long each rank waited for data.
+    """Run your training as it is, and report what each rank's steps spent their time on.
 
     Nothing is changed: CMD has the terminal, signals and exit code that it has without feedtune, and what
     it saves is saved. The report comes on stderr, after CMD's end.
@@ -46,9 +60,18 @@ def run(
 
     if command and "--" not in sys.argv:
         raise BadInput("the command has to stand behind --", "feedtune run -- python train.py")
-    document = observe(RunOptions(command or [], out, steps, keep_stdout=as_json), say)
+    if ceiling:
+        from feedtune.trials.ceiling import run_with_ceiling
+        from feedtune.trials.options import TuneOptions, existing_folders
+
+        options = TuneOptions(command or [], out, block_s=_BLOCK_S, writable=existing_folders(writable))
+        document = run_with_ceiling(options, steps, say)
+    elif writable:
+        raise BadInput("--writable goes with --ceiling", "without it everything that CMD writes is written")
+    else:
+        document = observe(RunOptions(command or [], out, steps, keep_stdout=as_json), say)
     if as_json:
         print_json(document)
     else:
-        print_run(document, to_stderr=True)
+        print_run(document, to_stderr=not ceiling)
     raise typer.Exit(document["exit_code"])

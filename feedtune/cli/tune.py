@@ -92,7 +92,7 @@ def tune(
     Example: feedtune tune -- torchrun --nproc_per_node=4 train.py --epochs 90
     """  # fmt: skip
     from feedtune.report.terminal import print_tune
-    from feedtune.trials.options import TuneOptions
+    from feedtune.trials.options import TuneOptions, existing_folders
     from feedtune.trials.tune import tune as run_tune
     from shard_tools.console import print_json, say
 
@@ -109,7 +109,7 @@ def tune(
         command=words,
         out=out,
         fixed=_fixed(fixed),
-        writable=_folders(writable),
+        writable=existing_folders(writable),
         guard=guard,
         start_timeout_s=start_timeout,
         hang_timeout_s=hang_timeout,
@@ -181,12 +181,3 @@ def _loader(text: str | None) -> str | None:
     if not name or not line.isdecimal():
         raise BadInput(f"--loader {text}: not FILE:LINE", "as in --loader train.py:42")
     return f"{os.path.normpath(name)}:{line}"
-
-
-def _folders(paths: list[Path]) -> list[Path]:
-    from shard_tools.errors import BadInput
-
-    for path in paths:
-        if not path.is_dir():
-            raise BadInput(f"--writable {path}: no such folder")
-    return paths

@@ -10,7 +10,7 @@ from typing import Any
 
 from .signs import mark, note
 
-TARGET = "torch.utils.data.dataloader"
+LOADERS, MODELS = "torch.utils.data.dataloader", "torch.nn.parallel.distributed"
 
 
 def start(folder: str) -> None:
@@ -44,9 +44,11 @@ class _Finder:
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config
         self._asked = False
+        traced = config.get("trace") or config.get("mode") == "run"
+        self._names = (LOADERS, MODELS) if traced else (LOADERS,)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != TARGET or self._asked:
+        if name not in self._names or self._asked:
             return None
         self._asked = True  # another run's finder asks back
         try:
@@ -79,7 +81,10 @@ class _Loader:
         try:
             from . import hook
 
-            hook.patch(module, self._config)
+            if module.__name__ == LOADERS:
+                hook.patch(module, self._config)
+            else:
+                hook.patch_models(module)
         except Exception as error:  # noqa: BLE001  # the user's import of torch must work whatever we do
             self._failed(repr(error))
 

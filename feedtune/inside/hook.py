@@ -1,4 +1,4 @@
-"""The patch on ``torch.utils.data.DataLoader``: methods, wrapped in place.
+"""The patch on ``torch.utils.data.DataLoader`` and on DDP: methods, wrapped in place.
 
 The class object stays the same, so subclasses, ``isinstance`` and pickling are untouched. torch is half
 built when this runs; all that touches its optimizers waits for the first loader that is made.
@@ -36,6 +36,13 @@ def patch(module: Any, config: dict[str, Any]) -> None:
 
         _on_each(cls, functools.partial(_follow, Runtime(config, cls)))
         _note_workers(cls, config["folder"])
+
+
+def patch_models(module: Any) -> None:
+    """Hook into the DDP class in ``module``, where steps are taken down: what its ranks wait for is timed."""
+    from .ddp import BUCKETS
+
+    BUCKETS.patch(module)
 
 
 def _on_each(cls: Any, follow: Callable[[Any], None]) -> None:

@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 from .identity import Watch, length_of
+from .meter import WorkerMeter
 from .runtime import STEPS_TO_TRUST
 from .stepfile import Row
 from .watched import Iteration
@@ -60,9 +61,10 @@ class Pass(Iteration):
 
     watch: LightWatch
 
-    def __init__(self, watch: LightWatch, made_s: float) -> None:
+    def __init__(self, watch: LightWatch, made_s: float, meter: WorkerMeter | None) -> None:
         super().__init__(watch)
         self.made_s = made_s
+        self.meter = meter  # of the iterator's workers
 
 
 class Sight:

@@ -15,47 +15,21 @@ import multiprocessing.util
 import os
 import time
 import traceback
-from collections import Counter
 from typing import Any, NoReturn
 
 from . import snapshot
+from .block import Block
 from .client import Client, ControlLost
+from .ddp import BUCKETS
 from .exits import ending_error, exit_code, flush, remember_exit
 from .feed import Feed
 from .replay import Cache, Player, measure
 from .swap import Source
+from .trace import Trace
+from .view import View
 
 _MEASURED_EACH = 64  # steps of a block whose batches are all measured; after them one in so many is
 _ONE_SHOT = "the iterable dataset yields nothing when it is read again; start it for each trial: --isolate"
-
-
-class Block:
-    """One block of this rank: its plan, where its batches come from, and what was recorded."""
-
-    def __init__(self, plan: dict[str, Any], first_step: int) -> None:
-        self.plan = plan
-        self.k = plan["k"]
-        self.warmup = plan["warmup"]
-        self.first_step = first_step
-        self.start_s = time.monotonic()
-        self.source: Source | None = None
-        self.player: Player | None = None
-        self.step = 0
-        self.records: list[tuple[int, float, float, str | None, int, float]] = []
-        self.stop_at = plan["warmup"] + plan["min_cycles"] * plan["cycle"]
-        self.marks = 0
-        self.active_s = 0.0  # time of the steps after the first warm-up, excluded stretches left out
-        self.active_steps = 0
-        self.paused_s = 0.0  # excluded stretches
-        self.files: Counter[str] | None = None  # open files before a block without workers
-
-    def enter(self, now: float, tag: str | None) -> None:
-        """The loop asks for the next batch: count the step behind, unless it was cut out."""
-        if tag is not None:
-            self.paused_s += now - self.records[-1][2]
-        elif self.step > self.warmup:
-            self.active_s += now - self.records[-1][1]
-            self.active_steps += 1
 
 
 class Machine:
@@ -68,6 +42,7 @@ class Machine:
         watch: identity of the training loader.
         loader_class: torch's DataLoader.
         feed: its index iterator; ``None`` for iterable data.
+        trace: takes the steps down, their parts too; ``None`` where only their rate counts.
     """
 
     def __init__(
@@ -78,10 +53,13 @@ class Machine:
         watch: Any,
         loader_class: Any,
         feed: Feed | None,
+        trace: Trace | None = None,
     ) -> None:
         import torch
 
         self.client = client
+        self._trace = trace
+        self._clock = None if trace is None else trace.clock
         self.watch = watch
         self.feed = feed
         self.loader: Any = None
@@ -156,14 +134,25 @@ class Machine:
             block = self._change_block()
             tag = None
             enter = time.monotonic()
+        if self._clock is not None:
+            self._clock.begin()
         batch, elements, clone_s = self._fetch(block)
         now = time.monotonic()
         block.records.append((block.step, enter, now, tag, elements, clone_s))
+        if self._clock is not None:
+            self._clock.returned((block, block.step), elements)
+            self._take_parts()
         block.step += 1
         self.total_steps += 1
         if now - self._beat_s > 1.0:
             self._beat(None)
         return batch
+
+    def _take_parts(self, at_end: bool = False) -> None:
+        """Keep the parts of steps that are known by now with their blocks."""
+        assert self._clock is not None
+        for (block, step), parts in self._clock.take(at_end):
+            block.parts[step] = parts
 
     def _take_pause(self, block: Block | None, enter: float) -> str | None:
         """The pending tag, if any, told to the server at once: other ranks need not see this pause."""
@@ -235,6 +224,8 @@ class Machine:
             self._finish()
         self._next_k = plan["k"] + 1
         block = self._block = Block(plan, self.total_steps)
+        if self._clock is not None:
+            BUCKETS.synchronize(not plan["no_sync"])
         if plan["cache"]:
             self._cache = Cache(plan["cache"], plan["cache_bytes"])
         if plan["kind"] == "ceiling":
@@ -272,6 +263,10 @@ class Machine:
         if partial and block.records:
             # When the loop left its last step is not known: what came after may be an evaluation, or a save.
             end = block.records.pop()[1]
+        if self._clock is not None:
+            self._clock.begin()  # the last step ends here
+            self._synchronize()
+            self._take_parts(at_end=True)
         worker_s = block.source.worker_seconds() if block.source is not None else None
         if block.source is not None:
             self._close_source(block)
@@ -296,12 +291,18 @@ class Machine:
                 "worker_bytes": block.source.worker_bytes if block.source is not None else None,
                 "shared_files": self._shared,
                 "repeated": None if block.source is None else block.source.repeated(),
+                "trace": None if self._trace is None else self._trace.about(),
+                "workers": None if block.source is None else block.source.worker_totals(),
             }
         )
 
     def _write(self, block: Block) -> None:
         """Add the block's records to the file; a run folder that takes no more ends the tuning."""
-        lines = (json.dumps([block.k, *record], separators=(",", ":")) + "\n" for record in block.records)
+        lines = (
+            json.dumps([block.k, *record, *parts], separators=(",", ":")) + "\n"
+            for record in block.records
+            for parts in ([block.parts.get(record[0])] if block.parts else [],)
+        )
         try:
             with open(self._path, "a") as file:
                 file.writelines(lines)
@@ -346,41 +347,3 @@ class Machine:
         """Nothing that the script does from here on may happen: the driver ends the tree."""
         while True:
             time.sleep(3600)
-
-
-class View:
-    """One epoch as the loop sees it: as many batches as the bare script would get.
-
-    Args:
-        machine: where the batches come from.
-        length: batches of an epoch, for ``len()``.
-        remaining: batches left in this epoch; ``None`` where only the data's end tells.
-    """
-
-    def __init__(self, machine: Machine, length: int | None, remaining: int | None) -> None:
-        self._machine = machine
-        self._remaining = remaining
-        self._length = length
-
-    def __len__(self) -> int:
-        if self._length is None:
-            raise TypeError("this loader's length is not known")
-        return self._length
-
-    def __iter__(self) -> View:
-        return self
-
-    def __next__(self) -> Any:
-        machine = self._machine
-        feed = machine.feed
-        if self._remaining == 0 or (self._remaining is None and feed is not None and feed.at_epoch_end()):
-            machine.pause("epoch")
-            raise StopIteration
-        try:
-            batch = machine.next_batch()
-        except StopIteration:
-            machine.pause("restart")
-            raise
-        if self._remaining is not None:
-            self._remaining -= 1
-        return batch

@@ -18,9 +18,11 @@ from typing import Any
 from .exits import at_exit
 from .identity import shape_of
 from .light import LightWatch, Pass, Sight
+from .meter import WorkerMeter
 from .runtime import STEPS_TO_TRUST, Runtime, describe, rank_and_world
 from .signs import mark, note
 from .stepfile import Row, StepFile
+from .trace import Trace
 
 _PASSING = ("number", "trained", "optimizer_steps", "open_files", "nofile", "cuda")  # of that moment only
 _SILENT = 16  # so many steps with another loader, and none with the first: training goes on with that one
@@ -35,9 +37,10 @@ class Observer(Runtime):
     """
 
     watch_class = LightWatch
+    trace: Trace
 
     def __init__(self, config: dict[str, Any], module: Any) -> None:
-        super().__init__(config, module.DataLoader)
+        super().__init__({**config, "trace": True}, module.DataLoader)
         self._file: StepFile | None = None
         self._about: dict[str, Any] = {}
         self._training: LightWatch | None = None
@@ -54,12 +57,14 @@ class Observer(Runtime):
 
         @functools.wraps(fetch)
         def __next__(iterator: Any) -> Any:
+            found = iterator.__dict__.get("_feedtune_pass")
+            if found is not None and found.watch is self._training and self.armed:
+                self._safely(self.trace.begin, iterator)
             enter_s = time.monotonic()
             batch = fetch(iterator)
             return_s = time.monotonic()
-            found = iterator.__dict__.get("_feedtune_pass")
             if found is not None and self.armed:
-                self._safely(self._got, found, enter_s, return_s)
+                self._safely(self._got, found, enter_s, return_s, batch)
             return batch
 
         self._iterator_class.__next__ = __next__
@@ -69,6 +74,7 @@ class Observer(Runtime):
         if self._hooked:
             return
         super().loader_made()
+        self._safely(self.trace.install_meters)
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         def stepped(*_: Any) -> None:
@@ -79,10 +85,11 @@ class Observer(Runtime):
     def iterate(self, loader: Any, iterate: Callable[[Any], Any]) -> Any:
         """What ``iter(loader)`` gives to the loop: what it always gives."""
         begun = time.monotonic()
-        iterator = iterate(loader)
+        with self.trace.workers_of(loader) as meter:
+            iterator = iterate(loader)
         made_s = time.monotonic() - begun
         if isinstance(iterator, self._iterator_class):
-            self._safely(self._iterated, loader, iterator, made_s)
+            self._safely(self._iterated, loader, iterator, made_s, meter)
         return iterator
 
     def _safely(self, call: Callable[..., None], *values: Any) -> None:
@@ -93,7 +100,7 @@ class Observer(Runtime):
             self._detach()
             note(self.config["folder"], "stopped", f"{type(error).__name__}: {error}")
 
-    def _iterated(self, loader: Any, iterator: Any, made_s: float) -> None:
+    def _iterated(self, loader: Any, iterator: Any, made_s: float, meter: WorkerMeter | None) -> None:
         mark(self.config["folder"], "iterated")
         self._part(loader)
         watch = self._watch(loader)
@@ -103,7 +110,8 @@ class Observer(Runtime):
         # A loop often holds nothing but the iterator.
         alive = [ref for ref in watch.loaders if ref() not in (None, iterator)]
         watch.loaders = [*alive, weakref.ref(iterator)]
-        iterator.__dict__["_feedtune_pass"] = Pass(watch, made_s)
+        before = iterator.__dict__.get("_feedtune_pass")  # workers that persist count in their first meter
+        iterator.__dict__["_feedtune_pass"] = Pass(watch, made_s, meter if before is None else before.meter)
 
     def _part(self, loader: Any) -> None:
         """No dataset is held, so another one can lie where a known one was; its loader is another, too."""
@@ -117,7 +125,7 @@ class Observer(Runtime):
         """``torch.save`` is called."""
         self._pause = (tag, time.monotonic())
 
-    def _got(self, found: Pass, enter_s: float, return_s: float) -> None:
+    def _got(self, found: Pass, enter_s: float, return_s: float, batch: Any) -> None:
         """The loop has got a batch."""
         watch = found.watch
         first = found.delivered == 0
@@ -130,7 +138,7 @@ class Observer(Runtime):
         row = (enter_s, return_s, self._tag(watch, first), found.made_s if first else None)
         watch.last_s = return_s
         if watch is self._training:
-            self._record(row)
+            self._record(row, batch, found.meter)
             return
         watch.early.append(row)
         if not watch.trained:
@@ -176,19 +184,21 @@ class Observer(Runtime):
         """Take over a loader with the steps that are known of it already."""
         before, self._training = self._training, watch
         self._recorded.append(watch)
-        if self._file is None:
-            self._claim()
+        file = self._file or self._claim()
         rows = [row for row in watch.early if before is None or row[0] > before.last_s]
         watch.early.clear()
         for enter_s, return_s, tag, made_s in rows:
             moved, before = before is not None, None
-            self._record((enter_s, return_s, tag or ("restart" if moved else None), made_s))
+            file.add((enter_s, return_s, tag or ("restart" if moved else None), made_s))
+            self._stop_at_limit(file)
+            if not self.armed:
+                return
 
-    def _claim(self) -> None:
+    def _claim(self) -> StepFile:
         """This process is a rank."""
         assert self._training is not None
         rank, world = rank_and_world()
-        self._file = StepFile(self.config["records"], rank)
+        self._file = file = StepFile(self.config["records"], rank)
         import torch
 
         self._about = {
@@ -201,31 +211,45 @@ class Observer(Runtime):
             "missed": self._training.batches - len(self._training.early),
             "loader": {name: v for name, v in self._training.about.items() if name not in _PASSING},
         }
-        self._file.describe(self._about)
+        self.trace.claim(file)
+        file.describe({**self._about, **self.trace.about()})
         self._leave_no_variables()
-        at_exit(self._finish)
+        at_exit(self._at_exit)
+        return file
 
-    def _record(self, row: Row) -> None:
+    def _record(self, row: Row, batch: Any, meter: WorkerMeter | None) -> None:
         if self._file is None or not self.armed:
             return
-        self._file.add(row)
+        self.trace.returned(row, batch, meter)
+        self._stop_at_limit(self._file)
+
+    def _stop_at_limit(self, file: StepFile) -> None:
         limit = self.config.get("steps")
-        if limit is not None and self._file.steps >= limit:
-            self._finish()
+        if limit is not None and file.steps >= limit and self.armed:
+            self.trace.clock.drop()  # the running step is one too many
+            self._finish(file.flush)
             self._detach()
 
-    def _finish(self) -> None:
+    def _at_exit(self) -> None:
+        if self._file is not None:
+            self._finish(self._file.finish)
+
+    def _finish(self, write: Callable[[], None]) -> None:
         """Write what is left, and what other loaders there were."""
-        if self._file is None or not self.armed:
+        file = self._file
+        if file is None or not self.armed:
             return
         others = [watch.summary() for watch in self._all() if watch not in self._recorded]
-        self._safely(self._file.flush)
-        self._safely(self._file.describe, {**self._about, "others": others})
+        self._safely(self.trace.finish)
+        self._safely(write)
+        about = {**self._about, **self.trace.about(), "dropped": file.dropped, "others": others}
+        self._safely(file.describe, about)
 
     def _detach(self) -> None:
         """Watch no longer: the class is as torch made it, and nothing more is recorded."""
         self.armed = False
         self._iterator_class.__next__ = self._fetch
+        self.trace.remove()
 
     def _forked(self) -> None:
         """A child of a rank is a worker or a helper; any other may become a rank itself."""

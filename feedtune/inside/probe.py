@@ -1,22 +1,15 @@
-"""How long a worker takes for a batch, measured in the worker: what bounds the rate of a block.
-
-Each worker adds up its fetch time in its own slot of memory that was shared before the fork; nothing is
-locked and nothing is sent. Wrapping the dataset instead would break ``isinstance`` and pickling.
-"""
+"""How long a worker takes for a batch, measured in the worker: what bounds the rate of a block."""
 
 from __future__ import annotations
 
 import mmap
-import struct
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 from . import fingerprints
+from .meter import WorkerMeter
 from .stack_signal import arm
-
-_SLOT = struct.Struct("=qd")  # batches fetched, seconds they took
 
 
 class WorkerClock:
@@ -30,9 +23,8 @@ class WorkerClock:
     """
 
     def __init__(self, workers: int, init: Callable[[int], Any] | None, folder: str, marked: bool) -> None:
-        self._memory = mmap.mmap(-1, workers * _SLOT.size)
+        self.meter = WorkerMeter(workers)
         self._marks = mmap.mmap(-1, fingerprints.size(workers)) if marked else None
-        self._workers = workers
         self._init = init
         self._folder = folder
 
@@ -41,39 +33,19 @@ class WorkerClock:
         arm(self._folder)
         if self._init is not None:
             self._init(worker)
-        from torch.utils.data._utils import fetch
-
-        fetchers: tuple[Any, ...] = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
-        for cls in fetchers:
-            cls.fetch = self._timed(cls.fetch, worker)
-
-    def _timed(self, fetch: Callable[[Any, Any], Any], worker: int) -> Callable[[Any, Any], Any]:
-        memory, offset = self._memory, worker * _SLOT.size
-        marks = None
+        see = None
         if self._marks is not None:
-            marks = fingerprints.Fingerprints(self._marks, fingerprints.size(worker))
-        total = [0, 0.0]
-
-        def timed(fetcher: Any, index: Any) -> Any:
-            start = time.perf_counter()
-            batch = fetch(fetcher, index)
-            total[0] += 1
-            total[1] += time.perf_counter() - start
-            _SLOT.pack_into(memory, offset, *total)
-            if marks is not None:
-                marks.see(batch)
-            return batch
-
-        return timed
+            see = fingerprints.Fingerprints(self._marks, fingerprints.size(worker)).see
+        self.meter.install(worker, see)
 
     def read(self) -> tuple[int, float]:
         """``(batches, seconds)`` of all workers so far."""
-        slots = [_SLOT.unpack_from(self._memory, i * _SLOT.size) for i in range(self._workers)]
-        return sum(slot[0] for slot in slots), sum(slot[1] for slot in slots)
+        totals = self.meter.read()
+        return sum(one.batches for one in totals), sum(one.fetch_s for one in totals)
 
     def repeated(self) -> tuple[int, int] | None:
         """Of the first samples: how many, and how many more than one worker has yielded."""
-        return None if self._marks is None else fingerprints.repeated(self._marks, self._workers)
+        return None if self._marks is None else fingerprints.repeated(self._marks, self.meter.workers)
 
 
 def forks(loader: Any) -> bool:

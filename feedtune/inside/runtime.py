@@ -12,11 +12,13 @@ from typing import Any
 from . import snapshot
 from .client import Client
 from .identity import Watch, batch_size_of, shape_of
-from .machine import Machine, View
+from .machine import Machine
 from .probe import can_be_imported, start_method
 from .signs import mark, note
 from .site import identity_of
 from .stack_signal import arm
+from .trace import Trace
+from .view import View
 from .watched import Watched
 
 # The loader that trains is the one between whose batches optimizer steps fall; one such step could be
@@ -45,6 +47,7 @@ class Runtime:
         self._watches: dict[tuple[Any, ...], Watch] = {}
         self._inherited: Machine | None = None  # in a forked child: its rank's, kept as long as the child
         self._hooked = False
+        self.trace: Trace | None = Trace() if config.get("trace") else None
         self.open_files: Counter[str] = Counter()
         mark(config["folder"], "torch")
         os.register_at_fork(after_in_child=self._forked)
@@ -87,6 +90,8 @@ class Runtime:
             return save(*args, **kwargs)
 
         torch.save = tagged_save
+        if self.trace is not None:
+            self.trace.install()
 
     def pause(self, tag: str) -> None:
         """What the process does now is no training step."""
@@ -173,7 +178,9 @@ class Runtime:
         self._leave_no_variables()
         arm(self.config["records"])
         feed = watched.stop()
-        self.machine = Machine(client, self.config, rank, watched.watch, self.loader_class, feed)
+        if self.trace is not None:
+            self.trace.claim()
+        self.machine = Machine(client, self.config, rank, watched.watch, self.loader_class, feed, self.trace)
         return self.machine.new_epoch(watched.loader, already=watched.delivered)
 
     def _leave_no_variables(self) -> None:

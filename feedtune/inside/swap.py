@@ -7,6 +7,7 @@ from typing import Any
 
 from .applied import changes
 from .feed import Feed
+from .meter import Totals
 from .probe import WorkerClock, forks
 from .segments import unlink_undelivered
 from .stack_signal import forget
@@ -106,6 +107,10 @@ class Source:
         batches, seconds = self._clock.read()
         count = batches - self._clock_start[0]
         return (seconds - self._clock_start[1]) / count if count else None
+
+    def worker_totals(self) -> list[Totals] | None:
+        """What each worker has done since its start; ``None`` where it was not measured."""
+        return None if self._clock is None else self._clock.meter.read()
 
     def repeated(self) -> tuple[int, int] | None:
         """Of the first samples of iterable data: how many, and how many more than one worker has yielded."""

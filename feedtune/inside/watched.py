@@ -9,9 +9,9 @@ from typing import Any
 from . import snapshot
 from .feed import Feed, RecordedSampler
 from .identity import Watch
-from .machine import View
 from .signs import mark
 from .swap import shut_down
+from .view import View
 
 
 class Iteration:

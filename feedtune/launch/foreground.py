@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -68,13 +68,20 @@ class Foreground:
             signal.signal(signal.SIGCHLD, self._child_handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
-    def run(self, command: Sequence[str], env: Mapping[str, str], stdout: Path | None = None) -> int:
+    def run(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        stdout: Path | None = None,
+        started: Callable[[int], None] = lambda _: None,
+    ) -> int:
         """Run a command to its end.
 
         Args:
             command: program and arguments; the program is looked up on PATH.
             env: its whole environment.
             stdout: a file for its standard output; by default it has ours, as the rest.
+            started: called with its process id once it runs.
 
         Returns:
             Its exit code; 128 and the signal's number where a signal ended it.
@@ -95,6 +102,7 @@ class Foreground:
             )
         except OSError as error:
             raise cannot_start(command, error) from error
+        started(pid)
         code = os.waitstatus_to_exitcode(self._wait(pid))
         return code if code >= 0 else 128 - code
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from feedtune.report.budget import budget_table, ceiling_lines, finding_lines, notes, worker_lines
 from shard_tools.units import format_count, format_seconds
 
 _EXCLUDED = {"eval": "evaluation", "save": "saves", "epoch": "between epochs", "restart": "change of loader"}
@@ -27,10 +28,17 @@ def print_run(document: dict[str, Any], to_stderr: bool = False) -> None:
         if len(document["trainings"]) > 1:
             console.print(f"training {training['number']}", style="bold")
         console.print(escape(_loader(training)), soft_wrap=True)
+        headline, evidence = finding_lines(training)
+        console.print(f"[bold]{escape(headline)}[/]  {escape(evidence)}")
+        console.print()
+        console.print(budget_table(training))
         console.print(_table(training))
-        for line in (*_apart(training["job"]), *_others(training)):
+        lines = [*_apart(training["job"]), *_others(training), *worker_lines(training), *notes(training)]
+        for line in lines:
             console.print(escape(line), soft_wrap=True)
         console.print()
+    for line in ceiling_lines(document):
+        console.print(escape(line), soft_wrap=True)
     if document["reading"]:
         console.print(escape(document["reading"]))
     console.print(

@@ -103,8 +103,12 @@ class Trials:
         self.run_dir.append_json("blocks.jsonl", result.as_dict())
         self.tell(f"{time.monotonic() - self.begun:5.0f} s  {block_line(result)}")
 
-    def baseline(self, own: LoaderSettings) -> BlockResult:
+    def baseline(self, own: LoaderSettings, steps: int = 0) -> BlockResult:
         """Measure the user's own settings, and fill the cache for the ceiling.
+
+        Args:
+            own: the user's settings.
+            steps: measured steps wanted at least.
 
         Raises:
             BadInput: the training is too short.
@@ -113,7 +117,7 @@ class Trials:
         cache_bytes = int(_CACHE_SHARE * (self.machine.ram_available_bytes or 0) / max(1, self.world()))
         plan = self.plan("baseline", own, cache=_CACHED_BATCHES, cache_bytes=cache_bytes)
         # Ten batches have to pass before there is something to replay.
-        plan = replace(plan, min_cycles=max(plan.min_cycles, -(-_CACHED_BATCHES // plan.cycle)))
+        plan = replace(plan, min_cycles=max(plan.min_cycles, -(-max(_CACHED_BATCHES, steps) // plan.cycle)))
         for _ in range(_BASELINE_TRIES):
             result = self.run(plan)
             if result.measured:
@@ -138,10 +142,13 @@ class Trials:
             self.answer.odd_ceiling = (best, own)
         self.blocks = [self._with_starvation(block) for block in self.blocks]
 
+    def ceiling_plan(self, pinned: bool) -> BlockPlan:
+        """A block that replays the baseline's batches."""
+        return self.plan("ceiling", LoaderSettings(0, None, pinned), warmup=_CACHED_BATCHES, cycle=1)
+
     def _ceiling(self, pinned: bool, baseline: BlockResult) -> float | None:
         """The rate of one kind of replay, on the baseline's batches; ``None`` where it cannot be measured."""
-        settings = LoaderSettings(0, None, pinned)
-        plan = self.plan("ceiling", settings, warmup=_CACHED_BATCHES, cycle=1)
+        plan = self.ceiling_plan(pinned)
         result = self.run(plan)
         if not result.measured and result.reason != "too_few_steps":  # without it no starvation is known
             result = self.run(plan)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feedtune.analysis.steps import Figures, StepSeen, measure_steps
-from feedtune.inside.linefiles import LineFile
+from feedtune.beside.readings import FILE_NAME, read_readings
+from feedtune.beside.start import start_sampler
 from feedtune.launch.boot import BootFolder
 from feedtune.launch.foreground import Foreground, find_program
 from feedtune.machine import read_machine
@@ -22,12 +20,9 @@ from feedtune.rundir import RUN_FORMAT, RunDir, redact
 from feedtune.trials.causes import how_far
 from feedtune.trials.collect import Collector
 from feedtune.trials.options import check_out, run_name
+from feedtune.trials.seen import SCHEMA, read_trainings, reading, training
 from feedtune.trials.session import started_inside_a_launcher
 from shard_tools.errors import BadInput
-
-SCHEMA = "feedtune.run/1"
-_MOST_READ = 64 << 20  # bytes of steps; in memory they take seven times that
-_RANK_FILE = re.compile(r"rank(\d+)(?:\.(\d+))?\.json")
 
 
 @dataclass(frozen=True)
@@ -45,14 +40,6 @@ class RunOptions:
     out: Path | None = None
     steps: int | None = None
     keep_stdout: bool = False
-
-
-@dataclass(frozen=True)
-class RankSeen:
-    """What one rank has written: who it is, and its steps."""
-
-    about: Mapping[str, Any]
-    records: Sequence[StepSeen]
 
 
 def observe(options: RunOptions, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -80,7 +67,9 @@ def observe(options: RunOptions, tell: Callable[[str], None]) -> dict[str, Any]:
         {"mode": "run", "records": str(run.path), "steps": options.steps},
     )
     collector = Collector(run.path)
-    code, seconds = _start(options, run, boot, collector)
+    with start_sampler(run.path, None) as sampler:
+        code, seconds = _start(options, run, boot, collector, sampler.follow)
+    unread = sampler.stop()
     trainings = [training(number, ranks) for number, ranks in sorted(read_trainings(run.path).items())]
     document = {
         "schema": SCHEMA,
@@ -90,6 +79,8 @@ def observe(options: RunOptions, tell: Callable[[str], None]) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "steps_asked": options.steps,
         "trainings": trainings,
+        "ceiling": None,
+        "readings": _readings(run.path, unread),
         "note": _note(trainings, run, boot, options.command, collector),
         "reading": reading(trainings),
     }
@@ -100,14 +91,17 @@ def observe(options: RunOptions, tell: Callable[[str], None]) -> dict[str, Any]:
     return document
 
 
-def _start(options: RunOptions, run: RunDir, boot: BootFolder, collector: Collector) -> tuple[int, float]:
+def _start(
+    options: RunOptions, run: RunDir, boot: BootFolder, collector: Collector, started: Callable[[int], None]
+) -> tuple[int, float]:
     """The command from its start to its end: its exit code, and how long it took."""
     try:
         boot.set_start(1)
         begun = time.monotonic()
         with Foreground() as foreground, collector:  # its thread blocks the signals that we wait for
             env = boot.environment(os.environ)
-            code = foreground.run(options.command, env, run.log if options.keep_stdout else None)
+            stdout = run.log if options.keep_stdout else None
+            code = foreground.run(options.command, env, stdout, started)
         seconds = time.monotonic() - begun
         boot.keep_signs()
     finally:
@@ -115,74 +109,14 @@ def _start(options: RunOptions, run: RunDir, boot: BootFolder, collector: Collec
     return code, seconds
 
 
-def read_trainings(folder: Path) -> dict[int, dict[int, RankSeen]]:
-    """What ranks have written: ``{training: {rank: what it wrote}}``.
-
-    A rank that was started anew, or a second training in a row, counts as training 2. Of a run that was too
-    long for memory, the same stretches of all ranks are read.
-    """
-    size, one_in = sum(path.stat().st_size for path in folder.glob("steps.rank*.jsonl")), 1
-    while size > one_in * _MOST_READ:
-        one_in *= 2
-    found: dict[int, dict[int, RankSeen]] = {}
-    for path in folder.glob("rank*.json"):
-        match = _RANK_FILE.fullmatch(path.name)
-        if match is None:
-            continue
-        rank, part = int(match[1]), int(match[2] or 1)
-        records = read_steps(path.with_name(f"steps.{path.name}l"), one_in)
-        if records:
-            about = json.loads(path.read_text(encoding="utf-8"))
-            found.setdefault(part, {})[rank] = RankSeen(about, records)
-    return found
-
-
-def read_steps(path: Path, one_in: int = 1) -> list[StepSeen]:
-    """What can be read of a rank's file: a rank that was killed, or a full disk, can leave half a line.
-
-    Args:
-        path: the file.
-        one_in: of so many stretches of steps, one is read.
-    """
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-        return [StepSeen(*fields) for line in file if (fields := _fields(line, one_in))]
-    return []
-
-
-def _fields(line: bytes, one_in: int) -> list[Any]:
-    with contextlib.suppress(ValueError):
-        stretch = int(line[1 : line.index(b",")]) // LineFile.stretch
-        if line.endswith(b"\n") and stretch % one_in == 0:
-            found: list[Any] = json.loads(line)
-            return found[: len(StepSeen._fields)]
-    return []
-
-
-def training(number: int, ranks: Mapping[int, RankSeen]) -> dict[str, Any]:
-    """One training of the document: its loader, each rank, and the job."""
-    first = ranks[min(ranks)].about
-    loader = first["loader"]
-    workers, prefetch = loader["num_workers"], loader["prefetch_factor"]
-
-    def measured(chosen: Mapping[int, RankSeen]) -> Figures:
-        waits = all(rank.about["own_thread"] for rank in chosen.values())
-        return measure_steps({r: rank.records for r, rank in chosen.items()}, workers, prefetch, waits)
-
-    return {
-        "number": number,
-        "world_size": first["world"],
-        "loader": loader,
-        "job": measured(ranks).as_dict(),
-        "ranks": [
-            {
-                **{name: rank.about[name] for name in ("pid", "host", "cuda", "own_thread", "missed")},
-                "rank": number_,
-                "others": rank.about.get("others"),
-                **measured({number_: rank}).as_dict(),
-            }
-            for number_, rank in sorted(ranks.items())
-        ],
-    }
+def _readings(run: Path, unread: str | None) -> dict[str, Any]:
+    """What the samplers beside the training took themselves, and why they did not record to the end."""
+    last: dict[str, Any] = {}
+    with contextlib.suppress(OSError):
+        for reading in read_readings(run / FILE_NAME):
+            if reading.source == "sampler":
+                last = reading.values
+    return {"cpu_s": last.get("cpu_s"), "lost_ticks": last.get("lost_ticks"), "note": unread}
 
 
 def _note(
@@ -206,24 +140,3 @@ def _note(
     if missing:
         return f"{len(missing[0]['ranks'])} of {missing[0]['world_size']} ranks were seen"
     return None
-
-
-def reading(trainings: Sequence[Mapping[str, Any]]) -> str:
-    """What the shares of waiting say, and what they do not."""
-    if not trainings:
-        return ""
-    found = []
-    if any(rank["cuda"] for t in trainings for rank in t["ranks"]):
-        found.append(
-            "On a GPU, part of the wait hides behind work that is queued already: the GPU idles for less."
-        )
-    if any(t["world_size"] > 1 for t in trainings):
-        found.append(
-            "Under DDP a rank's own wait says little: ranks wait for the slowest in every step, and there "
-            "the wait for data shows as work."
-        )
-    found.append(
-        "What data supply costs is the job's speed against its speed when data is free: "
-        "feedtune tune -- CMD measures that."
-    )
-    return " ".join(found)

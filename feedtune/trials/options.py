@@ -70,6 +70,14 @@ def check_fixed(options: TuneOptions) -> None:
         raise BadInput("--set in_order=false changes what is learned", "add --allow-semantic")
 
 
+def existing_folders(paths: Sequence[Path]) -> Sequence[Path]:
+    """The folders of ``--writable``, if they are there."""
+    for path in paths:
+        if not path.is_dir():
+            raise BadInput(f"--writable {path}: no such folder")
+    return paths
+
+
 def working_folder() -> Path:
     """The folder the command is started in.
 

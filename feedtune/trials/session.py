@@ -74,6 +74,8 @@ class Session:
         self.batch: tuple[int, int, int] | None = None  # elements, bytes, tensors
         self.cloned = False
         self.shared_files: set[str] = set()
+        self.latest: dict[int, RankBlock] = {}  # the latest block, by rank
+        self.ends: dict[int, Message] = {}  # what each rank has told of it
         self._k = 0
         self._offsets: dict[int, int] = {}
         self._blocks_in_start = 0
@@ -81,7 +83,6 @@ class Session:
         self._cached = False
         self._replay: tuple[int, ...] = ()
         self._partial = False
-        self._ends: dict[int, Message] = {}  # what each rank has told of the latest block
         self._guard: tuple[str, list[str]] = ("", [])
 
     @property
@@ -188,7 +189,7 @@ class Session:
             start_timeout_s=self.launch.start_timeout_s,
         )
         cause = wait.run()
-        self._ends, self._partial, self.repeated = wait.ends, wait.partial, None
+        self.ends, self._partial, self.repeated = wait.ends, wait.partial, None
         return cause
 
     def _failed(self, plan: BlockPlan, cause: Cause) -> BlockResult:
@@ -199,7 +200,7 @@ class Session:
 
     def _measure(self, plan: BlockPlan) -> BlockResult:
         self._blocks_in_start += 1
-        ends = self._ends
+        ends = self.ends
         for end in ends.values():
             self.worker_bytes = max(filter(None, (self.worker_bytes, end["worker_bytes"])), default=None)
             self.batch = tuple(end["sizes"]) if end["sizes"] else self.batch
@@ -212,8 +213,8 @@ class Session:
             self._cache_plan = replace(plan, target_s=0.0, min_cycles=cycles)
             self._replay = tuple(sorted(set.intersection(*(set(end["cached"]) for end in ends.values()))))
             self._cached = all(end["cached"] for end in ends.values())
-        ranks = {rank: self._rank_block(plan.k, rank, end) for rank, end in ends.items()}
-        return measure_block(plan, ranks)
+        self.latest = {rank: self._rank_block(plan.k, rank, end) for rank, end in ends.items()}
+        return measure_block(plan, self.latest)
 
     def _rank_block(self, k: int, rank: int, end: Mapping[str, Any]) -> RankBlock:
         lines, self._offsets[rank] = self.run_dir.read_steps(rank, self._offsets.get(rank, 0))

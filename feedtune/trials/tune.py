@@ -2,148 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
-import secrets
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from feedtune.analysis.climb import Space, default_max_workers, make_space
 from feedtune.analysis.limits import Needs, broken_limit
-from feedtune.analysis.pacing import next_chunk
 from feedtune.analysis.policy import POLICY
 from feedtune.analysis.stats import paired_gain, pick_winner, upper_bound
-from feedtune.launch.boot import BootFolder
-from feedtune.launch.policy import default_policy
-from feedtune.launch.trackers import without_trackers
-from feedtune.machine import Machine, read_machine
+from feedtune.machine import read_machine
 from feedtune.records import BlockResult
-from feedtune.rundir import RUN_FORMAT, RunDir, redact
+from feedtune.rundir import redact
 from feedtune.settings import START_METHODS, LoaderSettings
-from feedtune.trials.interrupts import Interrupts
-from feedtune.trials.lines import loader_line
-from feedtune.trials.measuring import Trials
-from feedtune.trials.options import TuneOptions, check_fixed, check_out, run_name, working_folder
-from feedtune.trials.server import ControlServer, Message
-from feedtune.trials.session import Launch, Session, started_inside_a_launcher
+from feedtune.trials.live import LiveRun, in_trial
+from feedtune.trials.options import TuneOptions
+from feedtune.trials.server import Message
 from feedtune.trials.verdict import Facts, document
-from shard_tools.errors import BadInput, Missing
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNKNOWN = 1 << 60  # a limit that the machine does not tell
 
 
 def tune(options: TuneOptions, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Tune a training; the document of ``result.json``.
-
-    Args:
-        options: what the user asks for.
-        tell: receives lines for a person, as things happen.
-
-    Raises:
-        BadInput: no command, or feedtune was started inside a launcher.
-        Missing: the command holds no training that can be tuned.
-        CommandFailed: the command failed before or at its baseline.
-        KeyboardInterrupt: after a partial result was written.
-    """
-    launcher = started_inside_a_launcher(os.environ)
-    if launcher:
-        raise BadInput(
-            f"feedtune was started by {launcher} once a rank",
-            f"put it in front: feedtune tune -- {launcher} ...",
-        )
-    working_folder()
-    check_out(options.out)
-    check_fixed(options)
-    run = RunDir.new(options.out, run_name(options.command))
-    with Interrupts() as interrupts:
-        try:
-            return Tuning(options, run, tell, interrupts).run()
-        except OSError as error:
-            place = Path(os.fsdecode(error.filename)) if error.filename else None
-            if error.errno not in _FULL and (place is None or not place.is_relative_to(run.path)):
-                raise
-            raise Missing(
-                f"cannot write to the run folder {run.path}: {error.strerror}",
-                "make room, or name another with --out",
-            ) from error
+    """Tune a training; the document of ``result.json``. Errors are those of ``in_trial``."""
+    return in_trial(Tuning, "feedtune tune", options, tell)
 
 
-class Tuning:
+class Tuning(LiveRun):
     """One tuning, from the first start of the script to the answer."""
 
-    def __init__(
-        self, options: TuneOptions, run: RunDir, tell: Callable[[str], None], interrupts: Interrupts
-    ) -> None:
-        self.interrupts = interrupts
-        self.options = options
-        self.run_dir = run
-        self.tell = tell
-        self.seconds = 0.0
-        self.machine: Machine = read_machine()
-        run_id = secrets.token_hex(8)
-        self.server = ControlServer(token := secrets.token_hex(32), next_chunk)
-        self.boot = BootFolder(
-            run.path / "boot",
-            run_id,
-            {
-                "host": "127.0.0.1",
-                "port": self.server.port,
-                "token": token,
-                "records": str(run.path),
-                "chosen": options.loader,
-            },
-        )
-        env, self.trackers = without_trackers(os.environ, run.path / "boot")
-        cwd = working_folder()
-        launch = Launch(
-            command=list(options.command),
-            cwd=cwd,
-            env=env,
-            policy=default_policy(options.command, cwd, env, [run.path, *options.writable]),
-            tier=options.guard,
-            start_timeout_s=options.start_timeout_s,
-            hang_timeout_s=options.hang_timeout_s,
-            chosen=options.loader,
-            isolate=options.isolate,
-        )
-        self.session = Session(launch, run, run_id, self.server, self.boot, tell)
-        self.trials = Trials(options, run, self.session, self.machine, tell)
-        self.answer = self.trials.answer
-
-    def run(self) -> dict[str, Any]:
-        """Do it all; whatever happens, the tree ends and a result is written once a block was tried."""
-        self.run_dir.write_json(
-            "run.json",
-            {
-                "schema": RUN_FORMAT,
-                "machine": self.machine.as_dict(),
-                "command": redact(self.options.command),
-                "options": {"budget_s": self.options.budget_s, "trials": self.options.trials},
-            },
-        )
-        try:
-            self._steps()
-            self.session.finish()
-        except KeyboardInterrupt:
-            self.answer.interrupted = True
-            with contextlib.suppress(OSError):  # what we write to may have ended by the same Ctrl-C (tee)
-                self.tell(f"interrupted; what was measured until now is in {self.run_dir.path}")
-            raise
-        finally:
-            self.interrupts.hold()
-            self.session.stop()
-            self.seconds = time.monotonic() - self.trials.begun
-            self.server.close()
-            self.boot.remove()
-            if self.trials.blocks:
-                self.run_dir.write_json("result.json", self._document())
-        return self._document()
-
-    def _document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
+        """The answer, and how it was found."""
         tier, notes = self.session.guard
         facts = Facts(
             machine=self.machine.as_dict(),
@@ -158,21 +46,11 @@ class Tuning:
         )
         return document(self.answer, self.trials.blocks, facts)
 
-    def _steps(self) -> None:
-        self.session.start()
-        tier, notes = self.session.guard
-        self.tell(
-            f"trial mode: the command is ended when the answer is there; its file writes go to a throw-away "
-            f"layer ({tier} guard); network and database writes are NOT blocked; "
-            f"switched off: {', '.join(self.trackers)}"
-        )
-        for note in notes:
-            self.tell(f"note: {note}")
-        hello = self.session.hello()
-        self.answer.hello = hello
-        own = LoaderSettings.from_dict(hello["loader"])
-        self.answer.own = own
-        self.tell(f"training loader: {loader_line(hello)}")
+    def steps(self) -> None:
+        """Baseline, ceiling, search, confirmation."""
+        hello = self.begin()
+        own = self.answer.own
+        assert own is not None
         baseline = self.trials.baseline(own)
         self.trials.ceilings(bool(hello["loader"]["cuda"]), baseline)
         space = self._space(own, hello["loader"])

@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from feedtune.report.watched import print_run
-from feedtune.trials.observe import SCHEMA, read_trainings, reading, training
+from feedtune.trials.seen import SCHEMA, read_trainings, reading, training
 
 RUN_SCHEMA = json.loads((files("feedtune") / "docs" / "schemas" / "feedtune.run-1.json").read_text())
 LOADER = {
@@ -28,7 +28,8 @@ def write_rank(folder: Path, rank: int, steps: int, part: int = 1, **about) -> N
     name = f"rank{rank}" if part == 1 else f"rank{rank}.{part}"
     values = {
         "rank": rank, "world": 2, "pid": 100 + rank, "host": "node", "cuda": True, "own_thread": True,
-        "missed": 0, "loader": LOADER, "others": [OTHER],
+        "missed": 0, "loader": LOADER, "others": [OTHER], "clock": "host", "clock_note": None, "cost_s": 0.01,
+        "ddp": {"models": 1, "hook": "own", "why": None}, "dropped": 0,
     }  # fmt: skip
     (folder / f"{name}.json").write_text(json.dumps({**values, **about}))
     lines = [[0, 10.0, 12.0, None, 1.5], *([step, 12.0 + step, 12.25 + step] for step in range(1, steps))]
@@ -42,6 +43,7 @@ def document(folder: Path, **changes) -> dict:
     values = {
         "schema": SCHEMA, "machine": {"hostname": "node", "cores": 2}, "command": ["python"], "run": "/r/[x]",
         "exit_code": 0, "seconds": 100.0, "steps_asked": None, "trainings": trainings, "note": None,
+        "ceiling": None, "readings": {"cpu_s": 0.1, "lost_ticks": 0, "note": None},
         "reading": reading(trainings),
     }  # fmt: skip
     found = {**values, **changes}
@@ -70,8 +72,8 @@ def test_two_ranks(tmp_path: Path, capsys) -> None:
         assert word in out
     assert "apart: first batches 3.5 s (1x), evaluation 0 µs (1x)" in out
     assert "other loader (no training): Photos at /home/me/val.py:9, 40 batches in 4 iterations" in out
-    assert "Under DDP" in out
-    assert "On a GPU" in out
+    assert "where ranks wait for each other was not seen" in out
+    assert "feedtune run --ceiling" in out
 
 
 def test_ranks_that_were_started_anew_are_another_training(tmp_path: Path, capsys) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedtune.inside.machine import Block
+from feedtune.inside.block import Block
 
 PLAN = {"k": 0, "warmup": 2, "cycle": 1, "min_cycles": 3}
 

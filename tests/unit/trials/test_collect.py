@@ -23,7 +23,7 @@ from feedtune.inside.stepfile import StepFile
 from feedtune.launch.foreground import Foreground
 from feedtune.trials import collect, observe
 from feedtune.trials.collect import Collector
-from feedtune.trials.observe import read_steps, read_trainings
+from feedtune.trials.seen import read_steps, read_trainings
 
 PARTS = {
     "t": 0.0123, "s": 0.0, "b": [0.0012, 0.0025], "o": 0.0081, "y": [["gradients", 0.0061, 0.0072]],

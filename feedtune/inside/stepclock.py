@@ -1,0 +1,241 @@
+"""What a training step spends its time on, taken down while it runs, without ever waiting for a device.
+
+A step lasts from asking for one batch to asking for the next. Moments in it are stamps: of the host's clock,
+or events on the GPU's stream, whose times are read later, once the device has passed them. On a GPU the
+stretch between the events at entry and exit of ``next()`` is exposed starvation: the device had nothing left
+to do. A wait behind queued work leaves it at zero.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Any, Optional
+
+from .moments import HostMoments, Moments
+
+_MOST_PENDING = 64  # steps whose events the device has not passed yet
+_MOST_SYNCS = 16  # points of one step where ranks wait for each other
+_MOST_BUCKETS = 32  # of a step whose waits are kept one by one
+
+
+class Step:
+    """Stamps of one step, and the row that it will be written with."""
+
+    __slots__ = (
+        "backward",
+        "begin",
+        "bucket_bytes",
+        "buckets",
+        "copies",
+        "elements",
+        "end",
+        "gc_s",
+        "got",
+        "open",
+        "optimized",
+        "ready",
+        "row",
+        "syncs",
+        "waits",
+    )  # fmt: skip
+
+    def __init__(self, begin: Any, waits: Optional[int]) -> None:
+        self.begin = begin
+        self.waits = waits  # batches that were ready
+        self.got: Any = None
+        self.end: Any = None
+        self.row: tuple[Any, ...] = ()
+        self.copies: Optional[list[Any]] = None  # first begin, last end
+        self.backward: Optional[list[Any]] = None  # first begin, last end
+        self.optimized: Any = None
+        self.syncs: list[tuple[str, Any, Any]] = []
+        self.buckets: list[list[Any]] = []  # [ready, reduced] of each bucket
+        self.open: list[list[Any]] = []  # those of the backward that runs now
+        self.ready: Any = None  # first bucket
+        self.bucket_bytes = 0
+        self.gc_s = 0.0
+        self.elements: Optional[int] = None
+
+
+class StepClock:
+    """Stamps the steps of one rank.
+
+    Everything that is called from the training loop only appends; ``take`` gives the steps that are known
+    by now, in order, each with its parts (see ``parts_of``).
+    """
+
+    def __init__(self) -> None:
+        self.moments: Moments = HostMoments()
+        self.step: Optional[Step] = None
+        self.thread: Optional[int] = None  # that trains
+        self.cost_s = 0.0  # what reading the clocks has cost the training
+        self.lost = 0  # steps whose events were given up
+        self._pending: deque[Step] = deque()
+
+    def begin(self, ready: Optional[int] = None) -> None:
+        """The loop asks for a batch: the running step ends, the next one begins."""
+        stamp = self.moments.step_edge()
+        step, self.step = self.step, Step(stamp, ready)
+        if self.thread is None:
+            self.thread = threading.get_ident()
+        if step is not None and step.row:
+            step.end = stamp
+            self._pending.append(step)
+            if len(self._pending) > _MOST_PENDING:
+                self._pending[0].end = None
+                self.lost += 1
+
+    def returned(self, row: tuple[Any, ...], elements: Optional[int] = None) -> None:
+        """The loop has its batch; ``row`` is what the step will be written with."""
+        step = self.step
+        if step is None:  # seen for the first time at the end of a fetch
+            step = self.step = Step(None, None)
+        step.got = self.moments.step_edge()
+        step.row = row
+        step.elements = elements
+
+    def drop(self) -> None:
+        """What runs now is no step that counts: it will not be written."""
+        self.step = None
+
+    def take(self, at_end: bool = False) -> list[tuple[tuple[Any, ...], Optional[dict[str, Any]]]]:
+        """Rows and parts of the steps that are known by now.
+
+        Args:
+            at_end: give the rest up, too: their parts are ``None``, as those of the running step.
+        """
+        found: list[tuple[tuple[Any, ...], Optional[dict[str, Any]]]] = []
+        pending, moments = self._pending, self.moments
+        while pending and (at_end or pending[0].end is None or moments.passed(pending[0].end)):
+            step = pending.popleft()
+            known = step.end is not None and moments.passed(step.end)
+            found.append((step.row, parts_of(step, moments) if known else None))
+            moments.release(step)
+        if at_end and self.step is not None and self.step.row:
+            found.append((self.step.row, None))
+            self.step = None
+        return found
+
+    # What follows is called by the taps on torch, from the training's threads.
+
+    def mine(self) -> bool:
+        """Whether a step runs, and this is the thread that trains."""
+        return self.step is not None and self.thread == threading.get_ident()
+
+    def backward_begins(self) -> None:
+        """``torch.autograd.backward`` is called."""
+        step = self.step
+        if step is not None:
+            step.open = []
+            if step.backward is None:
+                step.backward = [self.moments.stamp(), None]
+
+    def backward_ends(self) -> None:
+        """It has returned: on a host all buckets are reduced."""
+        step = self.step
+        if step is None or step.backward is None:
+            return
+        step.backward[1] = stamp = self.moments.stamp()
+        if step.open:
+            self._gradients_reduced(step, stamp)
+
+    def _gradients_reduced(self, step: Step, stamp: Any) -> None:
+        """The last bucket of a backward: there the ranks wait for each other."""
+        buckets, step.open = step.open, []
+        step.buckets += buckets
+        if len(step.syncs) < _MOST_SYNCS:
+            leave = self.moments.last_of(buckets, stamp)
+            step.syncs.append(("gradients", buckets[-1][0], leave))
+
+    def bucket_ready(self, size: int) -> Optional[list[Any]]:
+        """A gradient bucket is ready to be reduced: its entry, whose second place waits for the end."""
+        step = self.step
+        if step is None:
+            return None
+        entry = [self.moments.stamp(), None]
+        if step.ready is None:
+            step.ready = entry[0]
+        step.bucket_bytes += size
+        step.open.append(entry)
+        return entry
+
+    def bucket_reduced(self, entry: list[Any]) -> None:
+        """The bucket of an entry is reduced on all ranks."""
+        entry[1] = self.moments.stamp()
+
+    def optimizer_stepped(self) -> None:
+        """An optimizer's step has ended."""
+        self.thread = threading.get_ident()
+        if self.step is not None:
+            self.step.optimized = self.moments.optimizer_stepped()
+
+    def waited(self, kind: str, arrive: Any) -> None:
+        """This rank has waited for others since ``arrive``, a stamp."""
+        step = self.step
+        if step is not None and len(step.syncs) < _MOST_SYNCS:
+            step.syncs.append((kind, arrive, self.moments.stamp()))
+
+    def copied(self, begin: Any) -> None:
+        """A tensor was copied to the device since ``begin``, a stamp."""
+        step = self.step
+        if step is not None:
+            if step.copies is None:
+                step.copies = [begin, None]
+            step.copies[1] = self.moments.stamp()
+
+    def collected(self, seconds: float) -> None:
+        """Python's garbage collection took so long; in ``next()`` it is part of the wait."""
+        if self.step is not None and self.step.row:
+            self.step.gc_s += seconds
+
+
+def parts_of(step: Step, moments: Moments) -> dict[str, Any]:
+    """The parts of a step that has ended, as they are written; absent: not seen.
+
+    Keys: ``t`` and ``s`` duration and exposed starvation on the GPU's timeline, ``h`` host-to-device
+    copies, ``b`` backward from/to, ``o`` end of the optimizer's step, ``y`` points where ranks wait for each
+    other ``[kind, arrive, leave]``, ``r`` first bucket ready, ``w`` waits of the buckets, ``v`` their bytes,
+    ``g`` garbage collection, ``q`` batches ready, ``n`` elements of the batch. Times in seconds; ``b``,
+    ``o``, ``y`` and ``r`` from the step's begin.
+    """
+    parts: dict[str, Any] = {}
+    at = moments.offsets(step.begin)
+    if moments.device and step.begin is not None:
+        parts["t"] = at(step.end)
+        parts["s"] = at(step.got)
+    if step.copies is not None:
+        parts["h"] = _between(at(step.copies[0]), at(step.copies[1]))
+    if step.backward is not None:
+        parts["b"] = [at(step.backward[0]), at(step.backward[1])]
+    if step.optimized is not None:
+        parts["o"] = at(step.optimized)
+    if step.syncs:
+        parts["y"] = [[kind, at(arrive), at(leave)] for kind, arrive, leave in step.syncs]
+    if step.buckets:
+        parts["r"] = at(step.ready)
+        kept = step.buckets[: _MOST_BUCKETS - 1] + step.buckets[_MOST_BUCKETS - 1 :][-1:]
+        parts["w"] = [_between(at(ready), at(reduced)) for ready, reduced in kept]
+        parts["v"] = step.bucket_bytes
+    parts["g"] = step.gc_s or None
+    parts["q"] = step.waits
+    parts["n"] = step.elements
+    return {name: value for name, value in parts.items() if value is not None}
+
+
+def _between(begin: Optional[float], end: Optional[float]) -> Optional[float]:
+    return None if begin is None or end is None else end - begin
+
+
+def collect_gc(clock: StepClock) -> Any:
+    """A callback for ``gc.callbacks`` that tells the clock how long collections take."""
+    begun = [0.0]
+
+    def watch(phase: str, _: Any) -> None:
+        if phase == "start":
+            begun[0] = time.monotonic()
+        else:
+            clock.collected(time.monotonic() - begun[0])
+
+    return watch

@@ -1,0 +1,135 @@
+"""The steps of one training rank as they are written down: clock, taps on torch, meters in the workers."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any, Optional
+
+from .ddp import BUCKETS
+from .meter import RunMeters, WorkerMeter, module_of_workers
+from .moments import CudaMoments
+from .probe import forks
+from .replay import measure
+from .stepclock import StepClock
+from .stepfile import StepFile
+from .taps import Taps
+
+_MEASURED_EACH = 64  # batches that are all measured; after them one in so many is, unless they differ
+_UNEVEN = 1.05  # largest over smallest batch
+_WORKERS_EVERY_S = 1.0
+
+
+class Trace:
+    """Follows the training of this process, from the first loader on; nothing is kept until it is a rank."""
+
+    def __init__(self) -> None:
+        self.clock = StepClock()
+        self._taps = Taps(self.clock)
+        self._meters: Optional[RunMeters] = None
+        self._file: Optional[StepFile] = None
+        self._sizes: list[int] = []  # smallest and largest batch
+        self._batches = 0
+        self._workers_s = 0.0
+
+    def install(self) -> None:
+        """Tap torch, which is complete by now."""
+        self._taps.install()
+        with contextlib.suppress(ImportError):
+            from torch.utils.data._utils import pin_memory
+
+            self._taps.install_pin(pin_memory)
+
+    def install_meters(self) -> None:
+        """Put meters into workers that start from now on."""
+        self._meters = RunMeters(module_of_workers())
+
+    def remove(self) -> None:
+        """Take everything off again."""
+        BUCKETS.clock = None
+        self._taps.remove()
+        if self._meters is not None:
+            self._meters.remove()
+
+    def workers_of(self, loader: Any) -> Any:
+        """A context in which ``iter(loader)`` starts workers with a meter; gives the meter, or ``None``."""
+        meter = WorkerMeter(loader.num_workers) if loader.num_workers and forks(loader) else None
+        return contextlib.nullcontext() if self._meters is None else self._meters.around(meter)
+
+    def claim(self, file: Optional[StepFile] = None) -> None:
+        """This process is a rank: its steps are taken down from now on, and go to a file, if one is given."""
+        import torch
+
+        self._file = file
+        self.clock.drop()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's own gap
+            self.clock.moments = CudaMoments()
+            self._taps.install_copies()
+        BUCKETS.clock = self.clock
+
+    def begin(self, iterator: Any) -> None:
+        """The loop asks the training iterator for a batch."""
+        begun = time.monotonic()
+        self.clock.begin(_ready(iterator))
+        self.clock.cost_s += time.monotonic() - begun
+
+    def returned(self, row: tuple[Any, ...], batch: Any, meter: Optional[WorkerMeter]) -> None:
+        """The loop has got it; steps that are known by now are written."""
+        clock, file = self.clock, self._file
+        clock.returned(row, self._elements(batch))
+        if file is None:
+            return
+        for known, parts in clock.take():
+            file.add((*known, parts))
+        new = row[3] is not None  # an iterator, whose workers begin at zero
+        if meter is not None and (new or row[1] - self._workers_s > _WORKERS_EVERY_S):
+            self._workers_s = row[1]
+            self._write_workers(row[1], meter)
+        clock.cost_s += time.monotonic() - row[1]
+
+    def _write_workers(self, now: float, meter: WorkerMeter) -> None:
+        assert self._file is not None
+        self._file.add_workers(now, 0, [list(totals) for totals in meter.read()])
+
+    def _elements(self, batch: Any) -> Optional[int]:
+        """Tensor elements of a batch: of all where batches differ, else of one now and then."""
+        self._batches += 1
+        sizes = self._sizes
+        uneven = bool(sizes) and sizes[1] > _UNEVEN * sizes[0]
+        if self._batches > _MEASURED_EACH and self._batches % _MEASURED_EACH and not uneven:
+            return None
+        found = measure(batch)[0]
+        self._sizes = [min(sizes[0], found), max(sizes[1], found)] if sizes else [found, found]
+        return found
+
+    def finish(self) -> None:
+        """Write what is left: of steps that a device has not passed, that they were."""
+        if self._file is not None:
+            for known, parts in self.clock.take(at_end=True):
+                self._file.add((*known, parts))
+
+    def about(self) -> dict[str, Any]:
+        """What belongs to the description of the rank."""
+        clock = self.clock
+        foreign = getattr(clock.moments, "foreign", 0)
+        note = None
+        if foreign:
+            note = "the loop asks for batches from another stream or thread than the one that trains"
+        return {
+            "ddp": {"models": len(BUCKETS.models), "hook": BUCKETS.hook, "why": BUCKETS.why},
+            "clock": "cuda" if clock.moments.device else "host",
+            "clock_note": note,
+            "cost_s": round(clock.cost_s, 6),
+            "pin_s": [int(self._taps.pinned[0]), round(self._taps.pinned[1], 6)],
+        }
+
+
+def _ready(iterator: Any) -> Optional[int]:
+    """Batches that wait in the loader's queue; ``None`` without workers."""
+    queue = iterator.__dict__.get("_data_queue")
+    if queue is None:
+        return None
+    try:
+        return int(queue.qsize())
+    except (NotImplementedError, OSError):  # closed, or a system that cannot tell
+        return None

@@ -1,0 +1,262 @@
+"""What a step's time was spent on, as the clock takes it down."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from feedtune.inside.moments import HostMoments
+from feedtune.inside.stepclock import StepClock
+from feedtune.inside.taps import Taps
+
+
+class Hands(HostMoments):
+    """A clock whose hands the test moves; a device that is behind by ``lag`` seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.lag = 0.0
+        self.released: list[object] = []
+
+    def stamp(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    step_edge = optimizer_stepped = stamp
+
+    def passed(self, stamp: float) -> bool:
+        return stamp <= self.now - self.lag
+
+    def release(self, step: object) -> None:
+        self.released.append(step)
+
+
+@pytest.fixture
+def clock() -> StepClock:
+    clock = StepClock()
+    clock.moments = Hands()
+    return clock
+
+
+def a_step(clock: StepClock, row: int) -> None:
+    clock.begin()
+    clock.returned((row,))
+
+
+def test_a_step_ends_where_the_next_one_begins(clock) -> None:
+    a_step(clock, 0)  # begins at 1, has its batch at 2
+    clock.backward_begins()  # 3
+    clock.backward_ends()  # 4
+    clock.optimizer_stepped()  # 5
+    assert clock.take() == []
+    a_step(clock, 1)
+    assert clock.take() == [((0,), {"b": [2.0, 3.0], "o": 4.0})]
+    assert clock.take(at_end=True) == [((1,), None)]
+    assert clock.take(at_end=True) == []
+
+
+def test_a_request_that_brings_no_batch_ends_a_step_and_is_none(clock) -> None:
+    a_step(clock, 0)
+    clock.begin()  # the epoch ends here
+    clock.optimizer_stepped()  # and this belongs to nobody
+    a_step(clock, 1)
+    a_step(clock, 2)
+    assert [row for row, _ in clock.take()] == [(0,), (1,)]
+
+
+def test_steps_wait_in_order_for_a_device_that_is_behind(clock) -> None:
+    clock.moments.lag = 5.0
+    for row in range(4):
+        a_step(clock, row)
+    assert [row for row, _ in clock.take()] == [(0,)]
+    clock.moments.lag = 0.0
+    assert [row for row, _ in clock.take()] == [(1,), (2,)]
+    assert len(clock.moments.released) == 3
+
+
+def test_a_device_that_never_comes_costs_a_bounded_memory(clock) -> None:
+    clock.moments.lag = 1e9
+    found = []
+    for row in range(1000):
+        a_step(clock, row)
+        found += clock.take()
+    assert len(clock._pending) <= 65
+    assert clock.lost == len(found) > 900
+    assert [row for row, _ in found] == [(row,) for row in range(len(found))]
+    assert {parts for _, parts in found} == {None}
+
+
+def test_the_last_bucket_of_a_backward_is_where_ranks_wait(clock) -> None:
+    a_step(clock, 0)
+    clock.backward_begins()  # 3
+    first, last = clock.bucket_ready(100), clock.bucket_ready(20)  # 4, 5
+    clock.bucket_reduced(first)  # 6
+    clock.bucket_reduced(last)  # 7
+    clock.backward_ends()  # 8
+    a_step(clock, 1)
+    ((_, parts),) = clock.take()
+    assert parts["y"] == [["gradients", 4.0, 6.0]]
+    assert (parts["r"], parts["w"], parts["v"]) == (3.0, [2.0, 2.0], 120)
+
+
+def test_a_callback_that_comes_late_does_not_move_the_end_of_the_wait(clock) -> None:
+    """A bucket is reduced when backward returns, whenever the interpreter lets the callback run."""
+    a_step(clock, 0)
+    clock.backward_begins()
+    entry = clock.bucket_ready(8)  # 4
+    clock.backward_ends()  # 5
+    clock.bucket_reduced(entry)  # 6
+    a_step(clock, 1)
+    ((_, parts),) = clock.take()
+    assert parts["y"] == [["gradients", 3.0, 4.0]]
+
+
+def test_two_backwards_are_two_points_of_waiting(clock) -> None:
+    a_step(clock, 0)
+    for _ in range(2):
+        clock.backward_begins()
+        clock.bucket_reduced(clock.bucket_ready(8))
+        clock.backward_ends()
+    a_step(clock, 1)
+    ((_, parts),) = clock.take()
+    assert [kind for kind, *_ in parts["y"]] == ["gradients", "gradients"]
+    assert parts["b"][0] == 2.0
+    assert parts["b"][1] == parts["y"][1][2] + 1.0
+
+
+def test_a_backward_without_buckets_waits_for_nobody(clock) -> None:
+    a_step(clock, 0)
+    clock.backward_begins()
+    clock.backward_ends()
+    a_step(clock, 1)
+    assert "y" not in clock.take()[0][1]
+
+
+def test_what_is_kept_of_one_step_is_bounded(clock) -> None:
+    a_step(clock, 0)
+    clock.backward_begins()
+    for _ in range(200):
+        clock.bucket_reduced(clock.bucket_ready(1))
+    clock.backward_ends()
+    for _ in range(100):
+        clock.waited("call", clock.moments.stamp())
+    a_step(clock, 1)
+    ((_, parts),) = clock.take()
+    assert len(parts["w"]) == 32
+    assert parts["v"] == 200
+    assert len(parts["y"]) == 16
+
+
+def test_without_a_step_nothing_is_taken_down(clock) -> None:
+    clock.backward_begins()
+    clock.backward_ends()
+    clock.waited("call", 0.0)
+    clock.copied(0.0)
+    clock.collected(1.0)
+    assert clock.bucket_ready(3) is None
+    assert clock.take(at_end=True) == []
+
+
+@pytest.fixture
+def tapped():
+    clock = StepClock()
+    taps = Taps(clock)
+    taps.install()
+    yield clock
+    taps.remove()
+
+
+def train(steps: int = 1) -> torch.nn.Module:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    return model
+
+
+def test_a_training_step_is_seen_through_torch_itself(tapped) -> None:
+    a_step(tapped, 0)
+    train()
+    gc.collect()
+    a_step(tapped, 1)
+    ((_, parts),) = tapped.take()
+    begin, end = parts["b"]
+    assert 0 <= begin <= end <= parts["o"]
+    assert parts["g"] > 0
+
+
+def test_another_thread_s_work_is_not_this_step_s(tapped) -> None:
+    a_step(tapped, 0)
+    train()
+    a_step(tapped, 1)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: torch.ones(1, requires_grad=True).sum().backward()).result()
+    a_step(tapped, 2)
+    assert "b" not in tapped.take()[1][1]
+
+
+def test_a_prefetching_thread_does_not_take_the_training_s_place(tapped) -> None:
+    a_step(tapped, 0)
+    train()
+    fetcher = threading.Thread(target=a_step, args=(tapped, 1))
+    fetcher.start()
+    fetcher.join()
+    train()
+    a_step(tapped, 2)
+    assert all("b" in parts for _, parts in tapped.take())
+
+
+def test_taps_come_off_again() -> None:
+    before = torch.autograd.backward, torch.distributed.all_reduce, list(gc.callbacks)
+    taps = Taps(StepClock())
+    taps.install()
+    assert torch.autograd.backward is not before[0]
+    taps.remove()
+    assert (torch.autograd.backward, torch.distributed.all_reduce, list(gc.callbacks)) == before
+
+
+def test_a_tap_that_somebody_has_wrapped_stays_and_does_nothing() -> None:
+    clock = StepClock()
+    taps = Taps(clock)
+    before = torch.autograd.backward
+    taps.install()
+    inner = torch.autograd.backward
+    try:
+        torch.autograd.backward = lambda *args, **kwargs: inner(*args, **kwargs)
+        outer = torch.autograd.backward
+        taps.remove()
+        assert torch.autograd.backward is outer
+        train()
+    finally:
+        torch.autograd.backward = before
+    assert clock.take(at_end=True) == []
+
+
+@pytest.mark.parametrize("install", ["install_copies", "install"])
+def test_a_compiled_training_is_compiled_as_without_taps(install) -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        return (x.to(torch.float64) * 2).to(torch.float32).sin()
+
+    def compiled() -> tuple[int, torch.Tensor]:
+        torch._dynamo.reset()
+        counter = CompileCounter()
+        found = torch.compile(work, backend=counter, fullgraph=True)(torch.ones(3))
+        return counter.op_count, found
+
+    before = compiled()
+    taps = Taps(StepClock())
+    getattr(taps, install)()
+    try:
+        taps.clock.begin()
+        after = compiled()
+    finally:
+        taps.remove()
+    assert after[0] == before[0]
+    assert torch.equal(after[1], before[1])
