@@ -90,12 +90,10 @@ def test_one_process_says_nothing_of_ddp(tmp_path: Path, capsys) -> None:
     write_rank(tmp_path, 0, 60, world=1, cuda=False, own_thread=False)
     found = document(tmp_path)
     assert found["trainings"][0]["job"]["waits"] is None
-    assert "Under DDP" not in found["reading"]
+    assert "straggle" not in found["reading"]
     assert "On a GPU" not in found["reading"]
-    assert "feedtune tune" in found["reading"]
     print_run(found)
-    out = capsys.readouterr().out
-    assert "job" not in out.replace("the job's speed", "").replace("job's", "")
+    assert "job" not in capsys.readouterr().out
 
 
 def test_a_rank_without_steps_is_none(tmp_path: Path, capsys) -> None:

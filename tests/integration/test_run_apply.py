@@ -95,7 +95,7 @@ def test_run_reports_on_stderr_and_leaves_stdout_and_saves(single: Training) -> 
     saved = {path.name for path in single.place("watched").glob("*.pt")}
     assert saved == {"map.0.pt", "generator.0.pt", "iterable.0.pt"}
     assert {path.name for path in single.run.iterdir()} == {
-        "result.json", "run.json", "rank0.json", "steps.rank0.jsonl",
+        "result.json", "run.json", "rank0.json", "steps.rank0.jsonl", "workers.rank0.jsonl", "readings.jsonl",
     }  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def test_run_follows_two_ranks(two_ranks: Training) -> None:
     assert training["world_size"] == 2
     assert [rank["rank"] for rank in training["ranks"]] == [0, 1]
     assert all(rank["steps"] == 12 for rank in (*training["ranks"], training["job"]))
-    assert "Under DDP" in two_ranks.done["watched"].stderr
+    assert "where ranks wait for each other was not seen" in two_ranks.done["watched"].stderr
 
 
 def test_apply_reaches_two_ranks_and_says_so_once(two_ranks: Training, tmp_path: Path) -> None:

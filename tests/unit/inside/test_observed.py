@@ -103,7 +103,7 @@ def test_early_steps_are_not_lost(observer: Observer, tmp_path: Path) -> None:
         for _ in range(9):
             next(iterator)
         trained(observer, iterator, 1)
-    observer._finish()
+    observer._at_exit()
     assert [line[0] for line in lines(tmp_path)] == list(range(300))
     assert json.loads((tmp_path / "rank0.json").read_text())["missed"] == 0
 
@@ -116,7 +116,7 @@ def test_the_memory_of_early_steps_is_bounded_and_the_rest_is_counted(
     for _ in range(EARLY + 100):
         next(iterator)
     trained(observer, iterator, 3)
-    observer._finish()
+    observer._at_exit()
     about = json.loads((tmp_path / "rank0.json").read_text())
     assert about["missed"] == 103
     assert len(lines(tmp_path)) == EARLY

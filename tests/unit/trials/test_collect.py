@@ -21,7 +21,7 @@ from feedtune.inside.linefiles import LineFile
 from feedtune.inside.recordpipe import PIPE, PREFIX
 from feedtune.inside.stepfile import StepFile
 from feedtune.launch.foreground import Foreground
-from feedtune.trials import collect, observe
+from feedtune.trials import collect, seen
 from feedtune.trials.collect import Collector
 from feedtune.trials.seen import read_steps, read_trainings
 
@@ -346,7 +346,7 @@ def test_of_files_too_large_for_memory_the_same_stretches_of_all_ranks_are_read(
         (tmp_path / f"steps.rank{rank}.jsonl").write_text("".join(lines))
     whole = read_trainings(tmp_path)[1]
     assert [len(whole[rank].records) for rank in (0, 1)] == [20_000, 19_900]
-    monkeypatch.setattr(observe, "_MOST_READ", 300_000)
+    monkeypatch.setattr(seen, "_MOST_READ", 300_000)
     some = read_trainings(tmp_path)[1]
     assert stretches([one.step for one in some[0].records], 1024) == [0, 4, 8, 12, 16]
     assert some[0].records[100:] == some[1].records
