@@ -3,7 +3,7 @@
 PLANT is one of: none, loader, forward, backward (each on the rank RANK_PLANTED), comm (a communication hook
 that is slow on all ranks), lengths (each rank draws samples of its own lengths), all (data slow on all).
 DELAY_S is how long the plant takes in each step; BATCHNORM=1 adds buffers that DDP broadcasts; WORK_S is the
-work of a step without it; STEPS of them are done.
+work of a step without it; STEPS of them are done; DEVICE=cuda trains on a GPU, which the ranks share.
 """
 
 import os
@@ -19,6 +19,7 @@ PLANT = os.environ.get("PLANT", "none")
 DELAY_S = float(os.environ.get("DELAY_S", "0.03"))
 WORK_S = float(os.environ.get("WORK_S", "0.03"))
 STEPS = int(os.environ.get("STEPS", "120"))
+DEVICE = os.environ.get("DEVICE", "cpu")
 BATCH = 4
 dist.init_process_group("gloo")
 RANK = dist.get_rank()
@@ -91,12 +92,12 @@ def slow(state, bucket):  # noqa: ARG001 (DDP's signature)
 data = Samples()
 sampler = DistributedSampler(data, seed=RANK if PLANT == "lengths" else 0)
 loader = DataLoader(data, batch_size=BATCH, sampler=sampler, num_workers=1, collate_fn=collate)
-model = nn.parallel.DistributedDataParallel(Net())
+model = nn.parallel.DistributedDataParallel(Net().to(DEVICE))
 if PLANT == "comm":
     model.register_comm_hook(None, slow)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for step, batch in enumerate(loader):
-    loss = model(batch).square().mean()
+    loss = model(batch.to(DEVICE)).square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
