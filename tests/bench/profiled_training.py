@@ -22,10 +22,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from feedtune.workloads.resnet import build_model
 
-MEAN, STD = (
-    torch.tensor([0.485, 0.456, 0.406])[:, None, None],
-    torch.tensor([0.229, 0.224, 0.225])[:, None, None],
-)
+MEAN = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
+STD = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
+WAITS = "the loop waits"
 
 
 class Photos(Dataset):
@@ -126,16 +125,9 @@ def main() -> None:
         torch.cuda.synchronize()
     cpu = torch.autograd.DeviceType.CPU
     found = profile.events()
-    waits = sorted(
-        (e.time_range.start, e.time_range.end)
-        for e in found
-        if e.name == "the loop waits" and e.device_type == cpu
-    )
-    gpu = sorted(
-        (e.time_range.start, e.time_range.end)
-        for e in found
-        if e.device_type != cpu and e.name != "the loop waits"
-    )
+    times = [(e.time_range.start, e.time_range.end, e.name == WAITS, e.device_type == cpu) for e in found]
+    waits = sorted((begin, end) for begin, end, waited, host in times if waited and host)
+    gpu = sorted((begin, end) for begin, end, waited, host in times if not waited and not host)
     waits = waits[1:]
     begin, end = waits[0][0], waits[-1][0]
     idle = sum((b - a) - busy(gpu, a, b) for a, b in waits[:-1])

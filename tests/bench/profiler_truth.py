@@ -45,7 +45,7 @@ def look(case: str, before: int) -> str:
         for name, value in budget["parts"].items()
     )
     return (
-        f"{case:10} starvation {ours:6.1%}, profiler {theirs:6.1%}, apart {100 * (ours - theirs):+5.1f} points | "
+        f"{case:10} starvation {ours:6.1%}, profiler {theirs:6.1%}, {100 * (ours - theirs):+5.1f} points | "
         f"step {budget['step_s'] * 1e3:.2f} / {truth['step_s'] * 1e3:.2f} ms, "
         f"wait {truth['wait_s'] * 1e3:.2f} ms, all idle {truth['idle_s'] / truth['step_s']:.1%} | "
         f"ms: {parts} | {training['finding']['class']}, "
