@@ -1,16 +1,19 @@
 """What DistributedDataParallel waits for: its gradient buckets and its broadcast of buffers.
 
-Only a communication hook sees when a bucket is ready and when all ranks have reduced it. One can be
-registered once a model: a script's own is wrapped; where there is none by the first forward pass, ours does
-what DDP does without one, bit for bit; where neither is possible, DDP is left alone, and why is told.
+Only a communication hook sees when a bucket is ready and when all ranks have reduced it. DDP takes one a
+model. A script's own is wrapped on its way into DDP's reducer, so that the model itself knows nothing of it;
+where there is none by the first forward pass, ours does what DDP does without one, bit for bit, and gives
+way if the script brings one later. Where neither is possible DDP is left alone, and why is told.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any, Optional
 
+from .quiet import Quiet
 from .stepclock import StepClock
 
 
@@ -21,130 +24,191 @@ class Buckets:
         hook: ``own``, ``user`` or ``none``: whose communication hook is timed.
         why: why gradients cannot be seen; ``None`` where they can.
         models: the DDP models that have run forward in training.
+        quiet: what fails here is told to it, and not to the script.
     """
 
     def __init__(self) -> None:
         self.clock: Optional[StepClock] = None
+        self.quiet = Quiet()
         self.hook = "none"
         self.why: Optional[str] = None
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._register: Any = None  # DDP's own
-        self._timed: weakref.WeakSet[Any] = (
-            weakref.WeakSet()
-        )  # models whose script has a hook that we wrapped
+        self._hooks: weakref.WeakKeyDictionary[Any, TimedHook] = weakref.WeakKeyDictionary()  # of reducers
+        self._register: Callable[..., None] = _nothing  # torch's own
 
     def patch(self, module: Any) -> None:
-        """Wrap methods of the DDP class in ``module``; the class object stays the same."""
-        cls = module.DistributedDataParallel
-        self._register = register = cls.register_comm_hook
-        builtin = cls._register_builtin_comm_hook
-        prepare, broadcast = cls._pre_forward, cls._sync_buffers
+        """Wrap what the DDP class in ``module`` calls; the class object stays the same."""
+        cls, dist, join = module.DistributedDataParallel, module.dist, module.Join
+        self._register, builtin = dist._register_comm_hook, dist._register_builtin_comm_hook
+        prepare, broadcast, notify = cls._pre_forward, cls._sync_buffers, join.notify_join_context
 
-        @functools.wraps(register)
-        def register_comm_hook(model: Any, state: Any, hook: Any) -> Any:
-            if not callable(hook):
-                return register(model, state, hook)
-            result = register(model, state, self._watched(hook))
-            self._timed.add(model)
-            self.hook = "user"
-            return result
+        @functools.wraps(self._register)
+        def _register_comm_hook(reducer: Any, state: Any, hook: Any) -> None:
+            self._take(reducer, state, hook)
 
         @functools.wraps(builtin)
-        def _register_builtin_comm_hook(model: Any, *args: Any, **kwargs: Any) -> Any:
-            result = builtin(model, *args, **kwargs)
+        def _register_builtin_comm_hook(reducer: Any, kind: Any) -> None:
+            timed = self._hooks.get(reducer)
+            if timed is not None and timed.own:
+                timed.give_way(*_like_builtin(kind, timed.state))
+                self.hook = "user"
+                return
+            builtin(reducer, kind)
             self.why = "the model uses one of DDP's built-in communication hooks, which cannot be timed"
-            return result
 
         @functools.wraps(prepare)
         def _pre_forward(model: Any, *inputs: Any, **kwargs: Any) -> Any:
-            if model not in self.models and model.training:
-                self._first_forward(model)
+            import torch
+
+            if torch.compiler.is_compiling():
+                return prepare(model, *inputs, **kwargs)
+            self.quiet(self._before_forward, model)
             return prepare(model, *inputs, **kwargs)
 
         @functools.wraps(broadcast)
         def _sync_buffers(model: Any) -> Any:
+            import torch
+
             clock = self.clock
-            if clock is None or not clock.mine():
+            if torch.compiler.is_compiling() or clock is None or not self.quiet(clock.mine):
                 return broadcast(model)
-            arrive = clock.moments.stamp()
+            arrive = self.quiet(clock.moments.stamp)
             result = broadcast(model)
-            clock.waited("buffers", arrive)
+            self.quiet(clock.waited, "buffers", arrive)
             return result
 
-        cls.register_comm_hook = register_comm_hook
-        cls._register_builtin_comm_hook = _register_builtin_comm_hook
+        @functools.wraps(notify)
+        def notify_join_context(joinable: Any) -> Any:
+            work = notify(joinable)
+            timed = self._hooks.get(getattr(joinable, "reducer", None)) if work is not None else None
+            if timed is not None:
+                timed.joined = None if joinable._divide_by_initial_world_size else work
+            return work
+
+        dist._register_comm_hook = _register_comm_hook
+        dist._register_builtin_comm_hook = _register_builtin_comm_hook
         cls._pre_forward = _pre_forward
         cls._sync_buffers = _sync_buffers
+        join.notify_join_context = staticmethod(notify_join_context)
 
     def synchronize(self, wanted: bool) -> None:
         """Whether backward passes from now on synchronize gradients, as outside and inside ``no_sync()``."""
         for model in self.models:
             model.require_backward_grad_sync = wanted
 
-    def _first_forward(self, model: Any) -> None:
-        """The model trains: time its buckets with a hook of ours, if it has none."""
+    def _take(self, reducer: Any, state: Any, hook: Any) -> None:
+        """The script registers a communication hook."""
+        timed = self._hooks.get(reducer)
+        if timed is not None and timed.own:
+            timed.give_way(state, hook)
+        else:
+            timed = TimedHook(self, state, hook)
+            self._register(reducer, None, timed)
+            self._hooks[reducer] = timed
+        self.hook = "user"
+
+    def _before_forward(self, model: Any) -> None:
+        """The model runs: if it trains, time its buckets with a hook of ours, if it has none."""
         import torch
 
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if model in self.models or not model.training or not torch.is_grad_enabled():
             return
         self.models.add(model)
-        if model in self._timed:
+        if model.reducer in self._hooks:
             return
         why = _why_not(model)
         if why is None:
+            timed = TimedHook(self, model.process_group, None)
             try:
-                # Without type annotations and with these names, as DDP wants it.
-                type(model).register_comm_hook.__wrapped__(
-                    model, model.process_group, self._watched(_reduced)
-                )
-            except (RuntimeError, TypeError, ValueError) as error:
+                self._register(model.reducer, None, timed)
+            except RuntimeError as error:
                 why = f"DDP takes no communication hook: {error}"
             else:
-                self.hook = "own"
+                self._hooks[model.reducer] = timed
+                self.hook = "own" if self.hook == "none" else self.hook
         self.why = self.why or why
 
-    def _watched(self, hook: Any) -> Any:
-        """A communication hook that also tells the clock."""
 
-        @functools.wraps(hook)
-        def watched(state: Any, bucket: Any) -> Any:
-            clock = self.clock
-            if clock is None:
-                return hook(state, bucket)
-            buffer = bucket.buffer()
-            entry = clock.bucket_ready(buffer.numel() * buffer.element_size())
-            future = hook(state, bucket)
-            if entry is not None and hasattr(future, "add_done_callback"):
-                future.add_done_callback(lambda _: clock.bucket_reduced(entry))
-            return future
+class TimedHook:
+    """A communication hook that also tells the clock.
 
-        if not hasattr(hook, "__name__"):  # a callable object, whose name DDP asks for
-            watched.__name__ = watched.__qualname__ = type(hook).__name__
-        return watched
+    Args:
+        buckets: knows the clock.
+        state: what the hook is given; our own takes the process group.
+        hook: the script's; ``None`` for ours.
+    """
+
+    def __init__(self, buckets: Buckets, state: Any, hook: Optional[Callable[[Any, Any], Any]]) -> None:
+        self._buckets = buckets
+        self.state = state
+        self._hook = hook
+        self.joined: Any = None  # tells how many ranks are left, where the mean is over these
+
+    @property
+    def own(self) -> bool:
+        """The script has none."""
+        return self._hook is None
+
+    def give_way(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
+        """The script brings its own after all."""
+        self.state, self._hook = state, hook
+
+    def __call__(self, _: Any, bucket: Any) -> Any:
+        """What DDP calls with each bucket that is ready."""
+        clock, quiet = self._buckets.clock, self._buckets.quiet
+        entry = None if clock is None else quiet(_ready, clock, bucket)
+        if self._hook is None:
+            return self._mean(bucket.buffer(), clock, entry)
+        future = self._hook(self.state, bucket)
+        if clock is not None and entry is not None and hasattr(future, "add_done_callback"):
+            future.add_done_callback(lambda _: quiet(clock.bucket_reduced, entry))
+        return future
+
+    def _mean(self, buffer: Any, clock: Optional[StepClock], entry: Any) -> Any:
+        """The mean over the ranks: the same multiplication that DDP does without a hook, then the same sum."""
+        quiet = self._buckets.quiet
+        buffer.mul_(1.0 / self._ranks())
+        work = self.state.allreduce([buffer])
+
+        def reduced(future: Any) -> Any:
+            value = future.value()[0]
+            if clock is not None and entry is not None:
+                quiet(clock.bucket_reduced, entry)
+            return value
+
+        return work.get_future().then(reduced)
+
+    def _ranks(self) -> int:
+        if self.joined is None:
+            return int(self.state.size())
+        self.joined.wait()
+        return int(self.joined.get_future().value()[0].item())
 
 
 BUCKETS = Buckets()  # models can be made before anything else of ours is
 
 
-def _reduced(state: Any, bucket: Any) -> Any:
-    """The mean over the ranks: the same multiplication that DDP does without a hook, then the same sum."""
-    import torch.distributed as dist
+def _nothing(*_: Any) -> None:
+    """Before torch is there."""
 
+
+def _ready(clock: StepClock, bucket: Any) -> Any:
     buffer = bucket.buffer()
-    buffer.mul_(1.0 / state.size())
-    work = dist.all_reduce(buffer, group=state, async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])
+    return clock.bucket_ready(buffer.numel() * buffer.element_size())
 
 
-_reduced.__annotations__.clear()  # DDP accepts its own types there, or none
+def _like_builtin(kind: Any, group: Any) -> tuple[Any, Callable[[Any, Any], Any]]:
+    """State and hook that do what a built-in hook does, for a reducer that has ours already."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    if str(kind).endswith("FP16_COMPRESS"):
+        return group, default_hooks.fp16_compress_hook
+    return group, default_hooks.allreduce_hook
 
 
 def _why_not(model: Any) -> Optional[str]:
     """Why a model cannot have a hook of ours."""
-    if getattr(model, "_comm_hooks", None):
-        return "the script has registered its communication hook before feedtune could see it"
-    if getattr(model, "mixed_precision", None) is not None:
-        return "DDP's mixed precision brings a communication hook of its own"
+    size = model.process_group.size()
     if getattr(model, "_use_python_reducer", False):
         return "DDP's Python reducer runs inside the compiled backward"
     if getattr(getattr(model, "_join_config", None), "enable", False):
@@ -153,4 +217,7 @@ def _why_not(model: Any) -> Optional[str]:
         return "sparse gradients have no buckets to time"
     if getattr(model, "_delay_all_reduce_params", None):
         return "the model delays some of its reductions"
+    if model.gradient_as_bucket_view and size & (size - 1):
+        # DDP multiplies a gradient that it copies, and divides one that lies in the bucket already.
+        return f"with gradient_as_bucket_view on {size} ranks a hook would round otherwise than DDP"
     return None

@@ -1,7 +1,8 @@
-"""A training whose second half torch.profiler sees: how long the GPU idled while the loop waited for data.
+"""A training that torch.profiler sees for a while: how long the GPU idled while the loop waited for data.
 
-Run under ``feedtune run --steps N``: after N steps feedtune has let go, and the profiler takes over. Prints
-one JSON line: the mean step, the GPU's idle time inside ``next()``, and all its idle time, kernel by kernel.
+Prints one JSON line: which batches were profiled, the mean step, the GPU's idle time inside ``next()``, and
+all its idle time, kernel by kernel. A profiler slows the host, so that the loader has more time: whoever
+compares has to look at the same steps.
 
 Usage: python tests/bench/profiled_training.py --mode data|gpu|launch --workers W --before N
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +67,7 @@ class Cached(Dataset):
 
 
 def setting(args: argparse.Namespace) -> tuple[nn.Module, DataLoader]:
-    steps = args.before + args.profiled + 40
+    steps = args.before + args.profiled + 4 * args.workers + 8
     if args.mode == "data":
         data: Dataset = Photos(Path(args.data), steps * args.batch)
         loader = DataLoader(data, args.batch, num_workers=args.workers, pin_memory=True, drop_last=True)
@@ -114,7 +114,7 @@ def main() -> None:
         optimizer.step()
 
     batches = iter(loader)
-    for _ in range(args.before + 10):
+    for _ in range(args.before):
         step(*next(batches))
     kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=kinds) as profile:
@@ -135,11 +135,12 @@ def main() -> None:
     print(
         json.dumps(
             {
+                "first": args.before + 1,
+                "steps": steps,
                 "step_s": (end - begin) / steps / 1e6,
                 "wait_s": sum(b - a for a, b in waits[:-1]) / steps / 1e6,
                 "idle_in_wait_s": idle / steps / 1e6,
                 "idle_s": ((end - begin) - busy(gpu, begin, end)) / steps / 1e6,
-                "at": time.time(),
             }
         ),
         flush=True,
