@@ -34,7 +34,7 @@ class Buckets:
         self.why: Optional[str] = None
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._hooks: weakref.WeakKeyDictionary[Any, TimedHook] = weakref.WeakKeyDictionary()  # of reducers
-        self._register: Callable[..., None] = _nothing  # torch's own
+        self._register: Any = None  # torch's own
 
     def patch(self, module: Any) -> None:
         """Wrap what the DDP class in ``module`` calls; the class object stays the same."""
@@ -186,10 +186,6 @@ class TimedHook:
 
 
 BUCKETS = Buckets()  # models can be made before anything else of ours is
-
-
-def _nothing(*_: Any) -> None:
-    """Before torch is there."""
 
 
 def _ready(clock: StepClock, bucket: Any) -> Any:

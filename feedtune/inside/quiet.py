@@ -1,0 +1,35 @@
+"""Our own code inside the training's: whatever is wrong with it, the training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Optional
+
+
+class Quiet:
+    """Calls things that may fail; the first failure is told once, and ends all that calls through it.
+
+    Attributes:
+        off: something has failed.
+        failed: told what it was.
+    """
+
+    def __init__(self) -> None:
+        self.off = False
+        self.failed: Optional[Callable[[Exception], None]] = None
+
+    def __call__(self, call: Callable[..., Any], *values: Any) -> Any:
+        """What the call returns; ``None`` where it fails, and after that."""
+        if self.off:
+            return None
+        try:
+            return call(*values)
+        except Exception as error:  # noqa: BLE001  # told below
+            self.give_up(error)
+            return None
+
+    def give_up(self, error: Exception) -> None:
+        """Something has failed."""
+        self.off = True
+        if self.failed is not None:
+            self.failed(error)
