@@ -141,7 +141,8 @@ class Machine:
         block.records.append((block.step, enter, now, tag, elements, clone_s))
         if self._clock is not None:
             self._clock.returned((block, block.step), elements)
-            self._take_parts()
+            if self._clock.full:
+                self._take_parts()
         block.step += 1
         self.total_steps += 1
         if now - self._beat_s > 1.0:

@@ -211,6 +211,7 @@ class Observer(Runtime):
             "missed": self._training.batches - len(self._training.early),
             "loader": {name: v for name, v in self._training.about.items() if name not in _PASSING},
         }
+        self.trace.limit = self.config.get("steps")
         self.trace.claim(file)
         file.describe({**self._about, **self.trace.about()})
         self._leave_no_variables()

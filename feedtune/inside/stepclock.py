@@ -15,9 +15,11 @@ from typing import Any, Optional
 
 from .moments import HostMoments, Moments
 
-_MOST_PENDING = 64  # steps whose events the device has not passed yet
+_MOST_PENDING = 256  # steps that wait to be taken, or for a device that is behind
+_TAKEN = 64  # so many are worth taking
 _MOST_SYNCS = 16  # points of one step where ranks wait for each other
 _MOST_BUCKETS = 32  # of a step whose waits are kept one by one
+_MOST_OPEN = 4096  # of one backward; ranks that have left a join go on reducing without one
 
 
 class Step:
@@ -29,6 +31,7 @@ class Step:
         "bucket_bytes",
         "buckets",
         "copies",
+        "depth",
         "elements",
         "end",
         "gc_s",
@@ -55,6 +58,7 @@ class Step:
         self.open: list[list[Any]] = []  # those of the backward that runs now
         self.ready: Any = None  # first bucket
         self.bucket_bytes = 0
+        self.depth = 0  # of backwards inside each other, as reentrant checkpoints make them
         self.gc_s = 0.0
         self.elements: Optional[int] = None
 
@@ -72,6 +76,8 @@ class StepClock:
         self.thread: Optional[int] = None  # that trains
         self.cost_s = 0.0  # what reading the clocks has cost the training
         self.lost = 0  # steps whose events were given up
+        self.hooks = 0  # communication hooks of the script that run now: what they wait for is gradients
+        self.backwards = 0  # that run now, on any thread
         self._pending: deque[Step] = deque()
 
     def begin(self, ready: Optional[int] = None) -> None:
@@ -82,6 +88,7 @@ class StepClock:
             self.thread = threading.get_ident()
         if step is not None and step.row:
             step.end = stamp
+            self._gradients_reduced(step, stamp)
             self._pending.append(step)
             if len(self._pending) > _MOST_PENDING:
                 self._pending[0].end = None
@@ -118,6 +125,20 @@ class StepClock:
             self.step = None
         return found
 
+    @property
+    def waiting(self) -> int:
+        """Steps that have ended and were not taken."""
+        return len(self._pending)
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to take steps.
+
+        Code that runs in every step finds the processor's caches cold there, and takes ten times as long as
+        the same code that runs for many steps at once.
+        """
+        return len(self._pending) >= _TAKEN
+
     # What follows is called by the taps on torch, from the training's threads.
 
     def mine(self) -> bool:
@@ -127,8 +148,11 @@ class StepClock:
     def backward_begins(self) -> None:
         """``torch.autograd.backward`` is called."""
         step = self.step
-        if step is not None:
-            step.open = []
+        if step is None:
+            return
+        step.depth += 1
+        if step.depth == 1:
+            self._gradients_reduced(step, None)
             if step.backward is None:
                 step.backward = [self.moments.stamp(), None]
 
@@ -137,22 +161,23 @@ class StepClock:
         step = self.step
         if step is None or step.backward is None:
             return
-        step.backward[1] = stamp = self.moments.stamp()
-        if step.open:
+        step.depth -= 1
+        if step.depth == 0:
+            step.backward[1] = stamp = self.moments.stamp()
             self._gradients_reduced(step, stamp)
 
     def _gradients_reduced(self, step: Step, stamp: Any) -> None:
-        """The last bucket of a backward: there the ranks wait for each other."""
+        """The last bucket of a backward, if it had any: there the ranks wait for each other."""
         buckets, step.open = step.open, []
         step.buckets += buckets
-        if len(step.syncs) < _MOST_SYNCS:
+        if buckets and len(step.syncs) < _MOST_SYNCS:
             leave = self.moments.last_of(buckets, stamp)
             step.syncs.append(("gradients", buckets[-1][0], leave))
 
     def bucket_ready(self, size: int) -> Optional[list[Any]]:
         """A gradient bucket is ready to be reduced: its entry, whose second place waits for the end."""
         step = self.step
-        if step is None:
+        if step is None or len(step.open) >= _MOST_OPEN:
             return None
         entry = [self.moments.stamp(), None]
         if step.ready is None:
@@ -166,10 +191,18 @@ class StepClock:
         entry[1] = self.moments.stamp()
 
     def optimizer_stepped(self) -> None:
-        """An optimizer's step has ended."""
-        self.thread = threading.get_ident()
-        if self.step is not None:
-            self.step.optimized = self.moments.optimizer_stepped()
+        """An optimizer's step has ended; inside a backward it may run on a thread of autograd's."""
+        thread, step = threading.get_ident(), self.step
+        if self.backwards and thread != self.thread:
+            if step is not None:
+                step.optimized = self.moments.stamp()
+            return
+        self.thread = thread
+        if step is None:
+            return
+        step.optimized = stamp = self.moments.optimizer_stepped()
+        if not step.depth:  # of a backward that was not seen
+            self._gradients_reduced(step, stamp)
 
     def waited(self, kind: str, arrive: Any) -> None:
         """This rank has waited for others since ``arrive``, a stamp."""

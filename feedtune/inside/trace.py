@@ -17,7 +17,8 @@ from .taps import Taps
 
 _MEASURED_EACH = 64  # batches that are all measured; after them one in so many is, unless they differ
 _UNEVEN = 1.05  # largest over smallest batch
-_WORKERS_EVERY_S = 1.0
+_WORKERS_EVERY_S = _TAKEN_EVERY_S = 1.0
+_FOREIGN = 0.1  # share of steps
 
 
 class Trace:
@@ -30,7 +31,8 @@ class Trace:
         self._file: Optional[StepFile] = None
         self._sizes: list[int] = []  # smallest and largest batch
         self._batches = 0
-        self._workers_s = 0.0
+        self._workers_s = self._taken_s = 0.0
+        self.limit: Optional[int] = None  # steps to write
 
     def install(self) -> None:
         """Tap torch, which is complete by now."""
@@ -79,8 +81,10 @@ class Trace:
         clock.returned(row, self._elements(batch))
         if file is None:
             return
-        for known, parts in clock.take():
-            file.add((*known, parts))
+        near = self.limit is not None and file.steps + clock.waiting >= self.limit
+        if near or clock.full or row[1] - self._taken_s > _TAKEN_EVERY_S:
+            self._taken_s = row[1]
+            self._write_steps(file, at_end=False)
         new = row[3] is not None  # an iterator, whose workers begin at zero
         if meter is not None and (new or row[1] - self._workers_s > _WORKERS_EVERY_S):
             self._workers_s = row[1]
@@ -105,15 +109,18 @@ class Trace:
     def finish(self) -> None:
         """Write what is left: of steps that a device has not passed, that they were."""
         if self._file is not None:
-            for known, parts in self.clock.take(at_end=True):
-                self._file.add((*known, parts))
+            self._write_steps(self._file, at_end=True)
+
+    def _write_steps(self, file: StepFile, at_end: bool) -> None:
+        for known, parts in self.clock.take(at_end):
+            if self.limit is None or file.steps < self.limit:
+                file.add((*known, parts))
 
     def about(self) -> dict[str, Any]:
         """What belongs to the description of the rank."""
         clock = self.clock
-        foreign = getattr(clock.moments, "foreign", 0)
         note = None
-        if foreign:
+        if getattr(clock.moments, "foreign", 0) > _FOREIGN * 2 * self._batches:
             note = "the loop asks for batches from another stream or thread than the one that trains"
         return {
             "ddp": {"models": len(BUCKETS.models), "hook": BUCKETS.hook, "why": BUCKETS.why},

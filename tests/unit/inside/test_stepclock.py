@@ -84,10 +84,20 @@ def test_a_device_that_never_comes_costs_a_bounded_memory(clock) -> None:
     for row in range(1000):
         a_step(clock, row)
         found += clock.take()
-    assert len(clock._pending) <= 65
-    assert clock.lost == len(found) > 900
+    assert clock.waiting <= 257
+    assert clock.lost == len(found) > 700
     assert [row for row, _ in found] == [(row,) for row in range(len(found))]
     assert {parts for _, parts in found} == {None}
+
+
+def test_steps_are_worth_taking_in_bulk(clock) -> None:
+    for row in range(64):
+        assert not clock.full
+        a_step(clock, row)
+    a_step(clock, 64)
+    assert clock.full
+    assert len(clock.take()) == 64
+    assert not clock.full
 
 
 def test_the_last_bucket_of_a_backward_is_where_ranks_wait(clock) -> None:
