@@ -159,9 +159,11 @@ def _work_losses(rounds: Sequence[RoundLoss], straggle_s: float | None, step_s: 
     if culprit is not None and culprit.sure:
         return [Loss("imbalance/compute", straggle_s, straggle_s / step_s, culprit)]
     rho = sizes_to_work(rounds)
-    by_size = rho is not None and rho >= POLICY.rho
-    kind = "imbalance/lengths" if by_size else "imbalance/turns"
-    return [Loss(kind, straggle_s, straggle_s / step_s, culprit, rho)]
+    if rho is None or rho < POLICY.rho:
+        return [Loss("imbalance/turns", straggle_s, straggle_s / step_s, culprit, rho)]
+    # Balanced batches would not make the last rank as fast as the others, but all of them alike.
+    level_s = sum(one.unlevel_s for one in rounds) / sum(one.round.steps for one in rounds)
+    return [Loss("imbalance/lengths", level_s, level_s / step_s, culprit, rho)]
 
 
 def vote(ballots: Sequence[tuple[int, float, int]], step_s: float) -> Culprit | None:

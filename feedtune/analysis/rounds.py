@@ -125,13 +125,15 @@ class RoundLoss(NamedTuple):
     """What a round lost, and which rank was last; seconds.
 
     ``last`` is argmax_r A, ``last_at_work`` argmax_r (A - S); ``uneven_s`` is the part of ``data_wait_s``
-    that the last rank waited beyond the median of the others.
+    that the last rank waited beyond the median of the others; ``straggle_s`` is what it worked beyond their
+    median, ``unlevel_s`` beyond the mean of all: what the same work, spread evenly, would save.
     """
 
     round: Round
     data_wait_s: float
     uneven_s: float
     straggle_s: float
+    unlevel_s: float
     h2d_s: float
     compute_s: float
     stall_s: float
@@ -159,6 +161,7 @@ def lose(one: Round) -> RoundLoss:
         data_wait_s,
         max(0.0, data_wait_s - median(wait for rank, wait in waits.items() if rank != last)),
         max(0.0, without_data - fmean(works[rank] for rank in middle)),
+        max(0.0, without_data - fmean(works.values())),
         copy_s,
         max(0.0, busy_s - copy_s - gc_s),
         gc_s,
