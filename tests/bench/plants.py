@@ -1,6 +1,6 @@
 """Forty short runs with planted faults: how often class and rank come out right.
 
-Usage: python tests/bench/plants.py [--runs 40] [--ranks 2 4]
+Usage: python tests/bench/plants.py [--runs 40] [--ranks 2 4] [--plants loader forward ...]
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ EXPECTED = {
 ON_ONE_RANK = ("loader", "forward", "backward")
 
 
-def cases(ranks: list[int]) -> list[tuple[str, int, int, str]]:
+def cases(plants: list[str], ranks: list[int]) -> list[tuple[str, int, int, str]]:
     """``(plant, ranks, planted rank, batchnorm)``: all that differ, in turns."""
     found = []
-    for plant, world, norm in itertools.product(EXPECTED, ranks, "01"):
+    for plant, world, norm in itertools.product(plants, ranks, "01"):
         planted = (0, world - 1) if plant in ON_ONE_RANK else (0,)
         found += [(plant, world, rank, norm) for rank in planted]
     return found
@@ -55,9 +55,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--plants", nargs="+", choices=EXPECTED, default=list(EXPECTED))
     args = parser.parse_args()
     rights = 0
-    for number, case in enumerate(itertools.islice(itertools.cycle(cases(args.ranks)), args.runs), 1):
+    for number, case in enumerate(
+        itertools.islice(itertools.cycle(cases(args.plants, args.ranks)), args.runs), 1
+    ):
         right, said = look(*case)
         rights += right
         print(f"{number:2} {'right' if right else 'WRONG'} {case} {said}", flush=True)
