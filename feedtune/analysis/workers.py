@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from feedtune.analysis.policy import POLICY
+from feedtune.analysis.steps import StepSeen
 
 Line = Sequence[Any]
 _COLUMNS = 7
@@ -96,6 +97,33 @@ class WorkersSeen:
             "first_half": self.first_half.as_dict(),
             "last_half": self.last_half.as_dict(),
         }
+
+
+@dataclass(frozen=True)
+class QueueSeen:
+    """Batches that were ready in the loader's queue when the loop asked for one.
+
+    Attributes:
+        steps: how often it was looked at.
+        mean: batches.
+        empty_share: share of the steps that found none, and waited.
+    """
+
+    steps: int
+    mean: float
+    empty_share: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+def measure_queue(records: Sequence[StepSeen]) -> QueueSeen | None:
+    """The queue of a rank's steps; ``None`` where it was not seen: no workers, or no steps."""
+    ready = [found for one in records if (found := (one.parts or {}).get("q")) is not None]
+    if not ready:
+        return None
+    return QueueSeen(len(ready), fmean(ready), sum(one == 0 for one in ready) / len(ready))
 
 
 def measure_workers(lines: Sequence[Line]) -> WorkersSeen | None:

@@ -84,6 +84,9 @@ def worker_lines(training: dict[str, Any]) -> list[str]:
             line += "; from disk " + ", then ".join(
                 "?" if share is None else f"{share:.0%}" for share in cold
             )
+        queue = rank["queue"]
+        if queue is not None:
+            line += f"; {queue['mean']:.1f} batches ready, none in {queue['empty_share']:.0%} of the steps"
         if seen["slow"] is not None:
             line += f"; worker {seen['slow']} takes {seen['slow_ratio']:.1f}x as long as the others"
         found.append(line)

@@ -14,7 +14,7 @@ from feedtune.analysis.align import line_up
 from feedtune.analysis.budget import measure_budget
 from feedtune.analysis.classes import classify
 from feedtune.analysis.steps import StepSeen, measure_steps
-from feedtune.analysis.workers import Line, measure_workers
+from feedtune.analysis.workers import Line, measure_queue, measure_workers
 from feedtune.inside.linefiles import LineFile
 
 SCHEMA = "feedtune.run/1"
@@ -127,6 +127,8 @@ def training(number: int, ranks: Mapping[int, RankSeen]) -> dict[str, Any]:
                 "others": seen.about.get("others"),
                 **measure_steps({rank: seen.records}, *shape, seen.loop_waits).as_dict(),
                 "budget": budget.ranks[rank].as_dict(),
+                "queue": None if (queue := measure_queue(seen.records)) is None else queue.as_dict(),
+                "pinned": {"batches": seen.about["pin_s"][0], "seconds": seen.about["pin_s"][1]},
                 "workers": None if (found := workers[rank]) is None else found.as_dict(),
             }
             for rank, seen in ranks.items()

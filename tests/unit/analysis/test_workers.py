@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from feedtune.analysis.workers import measure_workers
+from feedtune.analysis.steps import StepSeen
+from feedtune.analysis.workers import QueueSeen, measure_queue, measure_workers
 
 MIB = 2**20
 
@@ -87,3 +88,12 @@ def test_no_batches_are_nothing(lines: list) -> None:
 
 def test_more_threads_than_one_leave_no_negative_wait() -> None:
     assert measure_workers([[1.0, 0, [totals(9, cpu_s=0.08)]]]).all.wait_s == 0.0
+
+
+def test_the_queue_is_that_of_the_steps_that_have_seen_it() -> None:
+    ready = [None, 0, 4, 0, 2]
+    records = [
+        StepSeen(i, i, i + 0.1, None, None, {} if q is None else {"q": q}) for i, q in enumerate(ready)
+    ]
+    assert measure_queue([StepSeen(0, 0.0, 0.1), *records]) == QueueSeen(4, 1.5, 0.5)
+    assert measure_queue(records[:1]) is None
