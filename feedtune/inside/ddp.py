@@ -159,13 +159,19 @@ class TimedHook:
         entry = None if clock is None else quiet(_ready, clock, bucket)
         if self._hook is None:
             return self._mean(bucket.buffer(), clock, entry)
-        future = self._hook(self.state, bucket)
-        if clock is not None and entry is not None and hasattr(future, "add_done_callback"):
+        if clock is None:
+            return self._hook(self.state, bucket)
+        clock.hooks += 1
+        try:
+            future = self._hook(self.state, bucket)
+        finally:
+            clock.hooks -= 1
+        if entry is not None and hasattr(future, "add_done_callback"):
             future.add_done_callback(lambda _: quiet(clock.bucket_reduced, entry))
         return future
 
     def _mean(self, buffer: Any, clock: Optional[StepClock], entry: Any) -> Any:
-        """The mean over the ranks: the same multiplication that DDP does without a hook, then the same sum."""
+        """The mean over the ranks: the multiplication that DDP does without a hook, then the same sum."""
         quiet = self._buckets.quiet
         buffer.mul_(1.0 / self._ranks())
         work = self.state.allreduce([buffer])

@@ -59,7 +59,6 @@ class Machine:
 
         self.client = client
         self._trace = trace
-        self._clock = None if trace is None else trace.clock
         self.watch = watch
         self.feed = feed
         self.loader: Any = None
@@ -134,14 +133,14 @@ class Machine:
             block = self._change_block()
             tag = None
             enter = time.monotonic()
-        if self._clock is not None:
-            self._clock.begin()
+        if self._trace is not None:
+            self._trace.quiet(self._trace.clock.begin, block.source and block.source.ready())
         batch, elements, clone_s = self._fetch(block)
         now = time.monotonic()
         block.records.append((block.step, enter, now, tag, elements, clone_s))
-        if self._clock is not None:
-            self._clock.returned((block, block.step), elements)
-            if self._clock.full:
+        if self._trace is not None:
+            self._trace.quiet(self._trace.clock.returned, (block, block.step), elements)
+            if self._trace.clock.full:
                 self._take_parts()
         block.step += 1
         self.total_steps += 1
@@ -151,8 +150,8 @@ class Machine:
 
     def _take_parts(self, at_end: bool = False) -> None:
         """Keep the parts of steps that are known by now with their blocks."""
-        assert self._clock is not None
-        for (block, step), parts in self._clock.take(at_end):
+        assert self._trace is not None
+        for (block, step), parts in self._trace.quiet(self._trace.clock.take, at_end) or ():
             block.parts[step] = parts
 
     def _take_pause(self, block: Block | None, enter: float) -> str | None:
@@ -225,7 +224,7 @@ class Machine:
             self._finish()
         self._next_k = plan["k"] + 1
         block = self._block = Block(plan, self.total_steps)
-        if self._clock is not None:
+        if self._trace is not None:
             BUCKETS.synchronize(not plan["no_sync"])
         if plan["cache"]:
             self._cache = Cache(plan["cache"], plan["cache_bytes"])
@@ -264,8 +263,8 @@ class Machine:
         if partial and block.records:
             # When the loop left its last step is not known: what came after may be an evaluation, or a save.
             end = block.records.pop()[1]
-        if self._clock is not None:
-            self._clock.begin()  # the last step ends here
+        if self._trace is not None:
+            self._trace.quiet(self._trace.clock.begin)  # the last step ends here
             self._synchronize()
             self._take_parts(at_end=True)
         worker_s = block.source.worker_seconds() if block.source is not None else None

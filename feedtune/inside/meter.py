@@ -94,7 +94,8 @@ class _Parts:
         def timed(fetcher: Any, index: Any) -> Any:
             if fetcher is not self._known:
                 self._known = fetcher
-                self._time_parts(fetcher)
+                with contextlib.suppress(Exception):  # its parts are not measured, and it works on
+                    self._time_parts(fetcher)
             cpu, start = time.process_time(), time.perf_counter()
             batch = fetch(fetcher, index)
             now = time.perf_counter()

@@ -50,6 +50,7 @@ class Observer(Runtime):
         self._step_thread: int | None = None
         self._iterator_class = module._BaseDataLoaderIter
         self._fetch = self._iterator_class.__next__
+        self.trace.told = self._stopped
         self._wrap()
 
     def _wrap(self) -> None:
@@ -78,7 +79,8 @@ class Observer(Runtime):
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         def stepped(*_: Any) -> None:
-            self._step_thread = threading.get_ident()
+            if not self.trace.clock.backwards:  # inside one it may run on a thread of autograd's
+                self._step_thread = threading.get_ident()
 
         register_optimizer_step_post_hook(stepped)
 
@@ -97,8 +99,11 @@ class Observer(Runtime):
         try:
             call(*values)
         except Exception as error:  # noqa: BLE001
-            self._detach()
-            note(self.config["folder"], "stopped", f"{type(error).__name__}: {error}")
+            self._stopped(error)
+
+    def _stopped(self, error: Exception) -> None:
+        self._detach()
+        note(self.config["folder"], "stopped", f"{type(error).__name__}: {error}")
 
     def _iterated(self, loader: Any, iterator: Any, made_s: float, meter: WorkerMeter | None) -> None:
         mark(self.config["folder"], "iterated")
@@ -238,7 +243,7 @@ class Observer(Runtime):
     def _finish(self, write: Callable[[], None]) -> None:
         """Write what is left, and what other loaders there were."""
         file = self._file
-        if file is None or not self.armed:
+        if file is None:
             return
         others = [watch.summary() for watch in self._all() if watch not in self._recorded]
         self._safely(self.trace.finish)
@@ -259,4 +264,4 @@ class Observer(Runtime):
         if self._file is not None:
             self._file.drop()
             self._file = None
-            self.armed = False
+            self._detach()

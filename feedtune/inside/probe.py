@@ -48,6 +48,17 @@ class WorkerClock:
         return None if self._marks is None else fingerprints.repeated(self._marks, self.meter.workers)
 
 
+def ready(iterator: Any) -> int | None:
+    """Batches that wait in the loader's queue; ``None`` without workers."""
+    queue = iterator.__dict__.get("_data_queue")
+    if queue is None:
+        return None
+    try:
+        return int(queue.qsize())
+    except (NotImplementedError, OSError):  # closed, or a system that cannot tell
+        return None
+
+
 def forks(loader: Any) -> bool:
     """Whether the loader's workers will be forked from this process."""
     context = loader.multiprocessing_context

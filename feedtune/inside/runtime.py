@@ -68,6 +68,8 @@ class Runtime:
             self._inherited = self.machine
             self.machine = None
             self.armed = False
+            if self.trace is not None:
+                self.trace.remove()
 
     def loader_made(self) -> None:
         """First loader of the process: torch is complete now, its global hooks can be set."""

@@ -152,7 +152,8 @@ class StepClock:
             return
         step.depth += 1
         if step.depth == 1:
-            self._gradients_reduced(step, None)
+            if step.open:  # of a backward that was not seen
+                self._gradients_reduced(step, self.moments.stamp())
             if step.backward is None:
                 step.backward = [self.moments.stamp(), None]
 

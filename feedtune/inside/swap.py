@@ -8,7 +8,7 @@ from typing import Any
 from .applied import changes
 from .feed import Feed
 from .meter import Totals
-from .probe import WorkerClock, forks
+from .probe import WorkerClock, forks, ready
 from .segments import unlink_undelivered
 from .stack_signal import forget
 
@@ -94,6 +94,10 @@ class Source:
         if self._feed is not None:
             self._feed.deliver(self._iterator)
         return batch
+
+    def ready(self) -> int | None:
+        """Batches that wait to be delivered; ``None`` without workers, and before they start."""
+        return None if self._iterator is None else ready(self._iterator)
 
     def measure_from_here(self) -> None:
         """The warm-up is over: worker times count from now on."""

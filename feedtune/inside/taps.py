@@ -1,18 +1,20 @@
 """Taps on torch's own functions that tell a step clock what the training does; each can be taken off again.
 
 They call what they wrap with the same arguments, add two stamps, and know nothing of the training's values.
-Inside ``torch.compile`` they step aside.
+Inside ``torch.compile`` they step aside. What fails in them is told to ``Quiet``, never to the script.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional
 
+from .quiet import Quiet
 from .stepclock import StepClock, collect_gc
 
 # Blocking collectives that scripts call themselves, each step for a loss to print, or as a barrier.
@@ -28,28 +30,39 @@ class Taps:
 
     Args:
         clock: told what happens.
+        quiet: told what fails here.
+
+    Attributes:
+        pinned: batches that were pinned, and the seconds it took.
+        untimed: the script starts collectives of its own and waits for them later, which is not seen.
     """
 
-    def __init__(self, clock: StepClock) -> None:
+    def __init__(self, clock: StepClock, quiet: Optional[Quiet] = None) -> None:
         self.clock = clock
+        self.untimed = False
+        self._quiet = Quiet() if quiet is None else quiet
         self._undo: list[Callable[[], None]] = []
         self._inside = False  # in a collective that calls others
-        self.pinned: list[float] = [0, 0.0]  # batches, seconds
+        self.pinned: list[float] = [0, 0.0]
 
     def install(self) -> None:
         """Tap backward, optimizer, collectives and garbage collection; torch is complete by now."""
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        clock = self.clock
-        handle = register_optimizer_step_post_hook(lambda *_: clock.optimizer_stepped())
+        quiet, clock = self._quiet, self.clock
+        handle = register_optimizer_step_post_hook(lambda *_: quiet(clock.optimizer_stepped))
         self._undo.append(handle.remove)
         self._replace(torch.autograd, "backward", self._backward)
         if torch.distributed.is_available():
             for name in _CALLS:
                 if hasattr(torch.distributed, name):
                     self._replace(torch.distributed, name, self._collective)
-        watch = collect_gc(clock)
+        told = collect_gc(clock)
+
+        def watch(phase: str, about: Any) -> None:
+            quiet(told, phase, about)
+
         gc.callbacks.append(watch)
         self._undo.append(lambda: gc.callbacks.remove(watch))
 
@@ -68,7 +81,8 @@ class Taps:
         """Take them off; one that somebody else has wrapped meanwhile stays, and does nothing."""
         undo, self._undo = self._undo, []
         for call in undo:
-            call()
+            with contextlib.suppress(Exception):  # the script has taken it off itself, or put something there
+                call()
 
     def _replace(self, owner: Any, name: str, tap: Callable[[Any], Any]) -> None:
         before = getattr(owner, name)
@@ -86,33 +100,45 @@ class Taps:
         self._undo.append(undo)
 
     def _backward(self, before: Any) -> Any:
-        clock = self.clock
+        import torch
+
+        quiet, clock, compiling = self._quiet, self.clock, torch.compiler.is_compiling
 
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if not clock.mine():
+            if compiling():
                 return before(*args, **kwargs)
-            clock.backward_begins()
-            result = before(*args, **kwargs)
-            clock.backward_ends()
-            return result
+            mine = quiet(clock.mine)
+            clock.backwards += 1
+            if mine:
+                quiet(clock.backward_begins)
+            try:
+                return before(*args, **kwargs)
+            finally:
+                clock.backwards -= 1
+                if mine:
+                    quiet(clock.backward_ends)
 
         return backward
 
     def _collective(self, before: Any) -> Any:
         import torch
 
-        clock, compiling = self.clock, torch.compiler.is_compiling
+        quiet, clock, compiling = self._quiet, self.clock, torch.compiler.is_compiling
 
         def collective(*args: Any, **kwargs: Any) -> Any:
-            if compiling() or self._inside or kwargs.get("async_op") or not clock.mine():
+            if compiling() or self._inside or clock.hooks or not quiet(clock.mine):
                 return before(*args, **kwargs)
-            arrive = clock.moments.stamp()
+            arrive = quiet(clock.moments.stamp)
             self._inside = True
             try:
-                return before(*args, **kwargs)
+                work = before(*args, **kwargs)
             finally:
                 self._inside = False
-                clock.waited("call", arrive)
+            if work is None:
+                quiet(clock.waited, "call", arrive)
+            else:  # it goes on meanwhile
+                self.untimed = True
+            return work
 
         return collective
 
@@ -136,15 +162,15 @@ class Taps:
     def _copy(self, before: Any) -> Any:
         import torch
 
-        clock, compiling = self.clock, torch.compiler.is_compiling
+        quiet, clock, compiling = self._quiet, self.clock, torch.compiler.is_compiling
 
         def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if compiling() or not tensor.is_cpu or not clock.mine():
+            if compiling() or not tensor.is_cpu or not quiet(clock.mine):
                 return before(tensor, *args, **kwargs)
-            begin = clock.moments.stamp()
+            begin = quiet(clock.moments.stamp)
             result = before(tensor, *args, **kwargs)
             if result.is_cuda:
-                clock.copied(begin)
+                quiet(clock.copied, begin)
             return result
 
         return copy

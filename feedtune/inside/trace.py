@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any, Optional
 
 from .ddp import BUCKETS
 from .meter import RunMeters, WorkerMeter, module_of_workers
 from .moments import CudaMoments
-from .probe import forks
+from .probe import forks, ready
+from .quiet import Quiet
 from .replay import measure
 from .stepclock import StepClock
 from .stepfile import StepFile
@@ -22,20 +24,41 @@ _FOREIGN = 0.1  # share of steps
 
 
 class Trace:
-    """Follows the training of this process, from the first loader on; nothing is kept until it is a rank."""
+    """Follows the training of this process, from the first loader on; nothing is kept until it is a rank.
+
+    Attributes:
+        clock: the steps.
+        quiet: all that taps, hooks and meters call goes through it; once it fails, everything comes off.
+        told: called with what has failed.
+        limit: steps to write.
+    """
 
     def __init__(self) -> None:
         self.clock = StepClock()
-        self._taps = Taps(self.clock)
+        self.quiet = BUCKETS.quiet = Quiet()
+        self.quiet.failed = self._failed
+        self.told: Optional[Callable[[Exception], None]] = None
+        self._taps = Taps(self.clock, self.quiet)
         self._meters: Optional[RunMeters] = None
         self._file: Optional[StepFile] = None
         self._sizes: list[int] = []  # smallest and largest batch
         self._batches = 0
         self._workers_s = self._taken_s = 0.0
-        self.limit: Optional[int] = None  # steps to write
+        self.limit: Optional[int] = None
+        self._meter: Optional[WorkerMeter] = None  # of the running iterator
+        self._error: Optional[Exception] = None
+
+    def _failed(self, error: Exception) -> None:
+        self._error = error
+        self.remove()
+        if self.told is not None:
+            self.told(error)
 
     def install(self) -> None:
         """Tap torch, which is complete by now."""
+        self.quiet(self._install)
+
+    def _install(self) -> None:
         self._taps.install()
         with contextlib.suppress(ImportError):
             from torch.utils.data._utils import pin_memory
@@ -49,14 +72,16 @@ class Trace:
     def remove(self) -> None:
         """Take everything off again."""
         BUCKETS.clock = None
+        self.clock.drop()
         self._taps.remove()
         if self._meters is not None:
             self._meters.remove()
 
     def workers_of(self, loader: Any) -> Any:
         """A context in which ``iter(loader)`` starts workers with a meter; gives the meter, or ``None``."""
-        meter = WorkerMeter(loader.num_workers) if loader.num_workers and forks(loader) else None
-        return contextlib.nullcontext() if self._meters is None else self._meters.around(meter)
+        if self._meters is None:
+            return contextlib.nullcontext()
+        return self._meters.around(self.quiet(_meter_for, loader))
 
     def claim(self, file: Optional[StepFile] = None) -> None:
         """This process is a rank: its steps are taken down from now on, and go to a file, if one is given."""
@@ -72,7 +97,7 @@ class Trace:
     def begin(self, iterator: Any) -> None:
         """The loop asks the training iterator for a batch."""
         begun = time.monotonic()
-        self.clock.begin(_ready(iterator))
+        self.clock.begin(ready(iterator))
         self.clock.cost_s += time.monotonic() - begun
 
     def returned(self, row: tuple[Any, ...], batch: Any, meter: Optional[WorkerMeter]) -> None:
@@ -85,15 +110,17 @@ class Trace:
         if near or clock.full or row[1] - self._taken_s > _TAKEN_EVERY_S:
             self._taken_s = row[1]
             self._write_steps(file, at_end=False)
-        new = row[3] is not None  # an iterator, whose workers begin at zero
-        if meter is not None and (new or row[1] - self._workers_s > _WORKERS_EVERY_S):
-            self._workers_s = row[1]
+        before, self._meter = self._meter, meter
+        if meter is not before:
+            self._write_workers(row[1], before)  # these workers have ended
+        if meter is not before or row[1] - self._workers_s > _WORKERS_EVERY_S:
             self._write_workers(row[1], meter)
         clock.cost_s += time.monotonic() - row[1]
 
-    def _write_workers(self, now: float, meter: WorkerMeter) -> None:
-        assert self._file is not None
-        self._file.add_workers(now, 0, [list(totals) for totals in meter.read()])
+    def _write_workers(self, now: float, meter: Optional[WorkerMeter]) -> None:
+        if meter is not None and self._file is not None:
+            self._workers_s = now
+            self._file.add_workers(now, 0, [list(totals) for totals in meter.read()])
 
     def _elements(self, batch: Any) -> Optional[int]:
         """Tensor elements of a batch: of all where batches differ, else of one now and then."""
@@ -102,7 +129,10 @@ class Trace:
         uneven = bool(sizes) and sizes[1] > _UNEVEN * sizes[0]
         if self._batches > _MEASURED_EACH and self._batches % _MEASURED_EACH and not uneven:
             return None
-        found = measure(batch)[0]
+        try:
+            found = measure(batch)[0]
+        except Exception:  # noqa: BLE001  # a batch of a kind that cannot be looked through
+            return None
         self._sizes = [min(sizes[0], found), max(sizes[1], found)] if sizes else [found, found]
         return found
 
@@ -110,6 +140,8 @@ class Trace:
         """Write what is left: of steps that a device has not passed, that they were."""
         if self._file is not None:
             self._write_steps(self._file, at_end=True)
+            self._write_workers(time.monotonic(), self._meter)
+            self._meter = None
 
     def _write_steps(self, file: StepFile, at_end: bool) -> None:
         for known, parts in self.clock.take(at_end):
@@ -119,11 +151,15 @@ class Trace:
     def about(self) -> dict[str, Any]:
         """What belongs to the description of the rank."""
         clock = self.clock
-        note = None
-        if getattr(clock.moments, "foreign", 0) > _FOREIGN * 2 * self._batches:
+        note, why = None, BUCKETS.why
+        if self._taps.untimed and BUCKETS.models and why is None:
+            why = "the script starts collectives of its own and waits for them later, which is not timed"
+        if self._error is not None:
+            note = f"taking steps down has failed: {type(self._error).__name__}: {self._error}"
+        elif getattr(clock.moments, "foreign", 0) > _FOREIGN * 2 * self._batches:
             note = "the loop asks for batches from another stream or thread than the one that trains"
         return {
-            "ddp": {"models": len(BUCKETS.models), "hook": BUCKETS.hook, "why": BUCKETS.why},
+            "ddp": {"models": len(BUCKETS.models), "hook": BUCKETS.hook, "why": why},
             "clock": "cuda" if clock.moments.device else "host",
             "clock_note": note,
             "cost_s": round(clock.cost_s, 6),
@@ -131,12 +167,5 @@ class Trace:
         }
 
 
-def _ready(iterator: Any) -> Optional[int]:
-    """Batches that wait in the loader's queue; ``None`` without workers."""
-    queue = iterator.__dict__.get("_data_queue")
-    if queue is None:
-        return None
-    try:
-        return int(queue.qsize())
-    except (NotImplementedError, OSError):  # closed, or a system that cannot tell
-        return None
+def _meter_for(loader: Any) -> Optional[WorkerMeter]:
+    return WorkerMeter(loader.num_workers) if loader.num_workers and forks(loader) else None
