@@ -23,7 +23,8 @@ class Buckets:
     Attributes:
         hook: ``own``, ``user`` or ``none``: whose communication hook is timed.
         why: why gradients cannot be seen; ``None`` where they can.
-        models: the DDP models that have run forward in training.
+        models: the DDP models that have run forward in training, and are alive.
+        trained: how many there were.
         quiet: what fails here is told to it, and not to the script.
     """
 
@@ -33,6 +34,7 @@ class Buckets:
         self.hook = "none"
         self.why: Optional[str] = None
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.trained = 0
         self._hooks: weakref.WeakKeyDictionary[Any, TimedHook] = weakref.WeakKeyDictionary()  # of reducers
         self._register: Any = None  # torch's own
 
@@ -114,6 +116,7 @@ class Buckets:
         if model in self.models or not model.training or not torch.is_grad_enabled():
             return
         self.models.add(model)
+        self.trained += 1
         if model.reducer in self._hooks:
             return
         why = _why_not(model)

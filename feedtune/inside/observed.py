@@ -190,6 +190,7 @@ class Observer(Runtime):
         before, self._training = self._training, watch
         self._recorded.append(watch)
         file = self._file or self._claim()
+        self.trace.finish()  # what is pending of the loader before comes first
         rows = [row for row in watch.early if before is None or row[0] > before.last_s]
         watch.early.clear()
         for enter_s, return_s, tag, made_s in rows:

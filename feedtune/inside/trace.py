@@ -152,14 +152,14 @@ class Trace:
         """What belongs to the description of the rank."""
         clock = self.clock
         note, why = None, BUCKETS.why
-        if self._taps.untimed and BUCKETS.models and why is None:
+        if self._taps.untimed and BUCKETS.trained and why is None:
             why = "the script starts collectives of its own and waits for them later, which is not timed"
         if self._error is not None:
             note = f"taking steps down has failed: {type(self._error).__name__}: {self._error}"
         elif getattr(clock.moments, "foreign", 0) > _FOREIGN * 2 * self._batches:
             note = "the loop asks for batches from another stream or thread than the one that trains"
         return {
-            "ddp": {"models": len(BUCKETS.models), "hook": BUCKETS.hook, "why": why},
+            "ddp": {"models": BUCKETS.trained, "hook": BUCKETS.hook, "why": why},
             "clock": "cuda" if clock.moments.device else "host",
             "clock_note": note,
             "cost_s": round(clock.cost_s, 6),
