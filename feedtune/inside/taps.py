@@ -43,6 +43,7 @@ class Taps:
         self._quiet = Quiet() if quiet is None else quiet
         self._undo: list[Callable[[], None]] = []
         self._inside = False  # in a collective that calls others
+        self._stepping = False
         self.pinned: list[float] = [0, 0.0]
 
     def install(self) -> None:
@@ -51,8 +52,15 @@ class Taps:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         quiet, clock = self._quiet, self.clock
-        handle = register_optimizer_step_post_hook(lambda *_: quiet(clock.optimizer_stepped))
-        self._undo.append(handle.remove)
+
+        def stepped(*_: Any) -> None:
+            self._stepping = True
+            quiet(clock.optimizer_stepped)
+            self._stepping = False
+
+        handle = register_optimizer_step_post_hook(stepped)
+        # Not while torch goes through its hooks.
+        self._undo.append(lambda: None if self._stepping else handle.remove())
         self._replace(torch.autograd, "backward", self._backward)
         if torch.distributed.is_available():
             for name in _CALLS:

@@ -72,7 +72,7 @@ class Trace:
     def remove(self) -> None:
         """Take everything off again."""
         BUCKETS.clock = None
-        self.clock.drop()
+        self.clock.step = None
         self._taps.remove()
         if self._meters is not None:
             self._meters.remove()

@@ -1,0 +1,272 @@
+"""Which communication hook DDP ends up with, and that the model, and what it computes, know nothing of it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel, distributed
+
+from feedtune.inside.ddp import Buckets, TimedHook, _why_not
+from feedtune.inside.quiet import Quiet
+from feedtune.inside.stepclock import StepClock
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def buckets(monkeypatch):
+    """Patched into DDP for the test."""
+    for owner, name in (
+        (DistributedDataParallel, "_pre_forward"),
+        (DistributedDataParallel, "_sync_buffers"),
+        (dist, "_register_comm_hook"),
+        (dist, "_register_builtin_comm_hook"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(
+        distributed.Join, "notify_join_context", staticmethod(distributed.Join.notify_join_context)
+    )
+    found = Buckets()
+    found.clock = StepClock()
+    found.patch(distributed)
+    return found
+
+
+def model(**words) -> DistributedDataParallel:
+    torch.manual_seed(0)
+    return DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), **words)
+
+
+def backward(ddp: nn.Module) -> list[torch.Tensor]:
+    ddp(torch.arange(8.0).sin().view(2, 4)).exp().sum().backward()
+    return [parameter.grad for parameter in ddp.parameters()]
+
+
+def stepped(buckets: Buckets, ddp: nn.Module) -> dict:
+    """The parts of a step with a backward of that model."""
+    clock = buckets.clock
+    clock.begin()
+    clock.returned((0,))
+    clock.backward_begins()
+    backward(ddp)
+    clock.backward_ends()
+    clock.begin()
+    ((_, parts),) = clock.take()
+    return parts
+
+
+def doubled(state, bucket):
+    state.append(bucket.index())
+    return default_hooks.allreduce_hook(None, bucket).then(lambda future: future.value() * 2)
+
+
+def test_a_model_without_a_hook_gets_ours(buckets) -> None:
+    parts = stepped(buckets, model())
+    assert (buckets.hook, buckets.why, buckets.trained) == ("own", None, 1)
+    assert [kind for kind, *_ in parts["y"]] == ["buffers", "gradients"]
+    assert parts["v"] == 4 * (16 + 4 + 4 + 4)
+    assert len(parts["w"]) == 1
+
+
+def test_it_computes_what_ddp_computes(buckets) -> None:
+    found = backward(model())
+    assert buckets.hook == "own"
+    plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    plain.load_state_dict(model().module.state_dict())
+    assert all(map(torch.equal, found, backward(plain)))
+
+
+def test_the_mean_is_a_multiplication_and_a_sum() -> None:
+    """A division by 3 rounds otherwise."""
+    summed = []
+
+    class Group:
+        def size(self):
+            return 3
+
+        def allreduce(self, tensors):
+            summed.extend(tensors)
+            future = torch.futures.Future()
+            future.set_result(tensors)
+            return SimpleNamespace(get_future=lambda: future)
+
+    values = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    bucket = SimpleNamespace(buffer=lambda: values.clone())
+    found = TimedHook(Buckets(), Group(), None)(None, bucket).wait()
+    assert torch.equal(found, torch.mul(values, 1.0 / 3))
+    assert not torch.equal(found, values / 3)
+    assert found is summed[0]
+
+
+def test_of_a_join_the_mean_is_over_the_ranks_that_are_left() -> None:
+    hook = TimedHook(Buckets(), SimpleNamespace(size=lambda: 4), None)
+    assert hook._ranks() == 4
+    future = torch.futures.Future()
+    future.set_result([torch.full((1,), 3.0)])
+    hook.joined = SimpleNamespace(wait=lambda: None, get_future=lambda: future)
+    assert hook._ranks() == 3
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_script_s_hook_is_timed_and_alone_in_the_model(buckets, late: bool) -> None:
+    ddp, seen = model(), []
+    if late:
+        plain = backward(ddp)
+        assert buckets.hook == "own"
+        ddp.zero_grad()
+    ddp.register_comm_hook(seen, doubled)
+    parts = stepped(buckets, ddp)
+    assert seen == [0]
+    assert buckets.hook == "user"
+    assert [kind for kind, *_ in parts["y"]] == ["buffers", "gradients"]
+    assert ddp._comm_hooks == [(doubled, seen)]
+    if late:
+        assert torch.equal(ddp.module[1].bias.grad, plain[3] * 2)
+    with pytest.raises(RuntimeError, match="only be called once"):
+        ddp.register_comm_hook(seen, doubled)
+
+
+def test_a_hook_that_ddp_refuses_is_refused(buckets) -> None:
+    for hook, error in ((lambda _, __: None, KeyError), (partial(doubled), AttributeError), (3, TypeError)):
+        with pytest.raises(error):
+            model().register_comm_hook(None, hook)
+    assert buckets.hook == "none"
+
+
+def test_what_a_script_s_hook_raises_is_raised(buckets) -> None:
+    ddp = model()
+
+    def broken(_, bucket):
+        raise ZeroDivisionError(bucket)
+
+    ddp.register_comm_hook(None, broken)
+    with pytest.raises((ZeroDivisionError, RuntimeError), match="GradBucket"):
+        backward(ddp)
+    assert not buckets.quiet.off
+
+
+def test_built_in_hooks_are_left_alone(buckets) -> None:
+    ddp = model()
+    ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    assert "w" not in stepped(buckets, ddp)
+    assert "built-in" in buckets.why
+
+
+@pytest.mark.usefixtures("buckets")
+@pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])
+def test_a_built_in_hook_that_comes_late_is_done_as_it_would_be(kind: str) -> None:
+    kind = getattr(dist.BuiltinCommHookType, kind)
+    bare, late = model(), model()
+    bare._register_builtin_comm_hook(kind)
+    backward(late)
+    late.zero_grad()
+    late._register_builtin_comm_hook(kind)
+    for buffer, other in zip(late.buffers(), model().buffers(), strict=True):
+        buffer.copy_(other)
+    assert all(map(torch.equal, backward(late), backward(bare)))
+
+
+def test_a_model_is_saved_and_copied_as_without_us(buckets) -> None:
+    ddp = model()
+    backward(ddp)
+    file = io.BytesIO()
+    torch.save(ddp, file)
+    file.seek(0)
+    for twin in (copy.deepcopy(ddp), torch.load(file, weights_only=False)):
+        twin.zero_grad()
+        assert "w" in stepped(buckets, twin)
+    assert ddp._comm_hooks == []
+
+
+def test_an_evaluation_decides_nothing(buckets) -> None:
+    ddp = model()
+    with torch.no_grad():
+        ddp(torch.ones(2, 4))
+    ddp.eval()
+    ddp(torch.ones(2, 4))
+    assert (buckets.trained, buckets.hook) == (0, "none")
+    ddp.register_comm_hook([], doubled)
+    assert buckets.hook == "user"
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"_use_python_reducer": True}, "compiled backward"),
+        ({"_join_config": SimpleNamespace(enable=True)}, "joined"),
+        ({"modules": lambda: [SimpleNamespace(sparse=True)]}, "sparse"),
+        ({"_delay_all_reduce_params": [1]}, "delays"),
+        ({"gradient_as_bucket_view": True, "process_group": SimpleNamespace(size=lambda: 6)}, "on 6 ranks"),
+        ({"gradient_as_bucket_view": True}, None),
+        ({"process_group": SimpleNamespace(size=lambda: 6)}, None),
+    ],
+)
+def test_where_ours_would_change_something_there_is_none(changed: dict, why: str | None) -> None:
+    plain = {
+        "process_group": SimpleNamespace(size=lambda: 8),
+        "gradient_as_bucket_view": False,
+        "modules": lambda: [nn.Linear(1, 1)],
+    }
+    found = _why_not(SimpleNamespace(**{**plain, **changed}))
+    assert (found is None) if why is None else (why in found)
+
+
+@pytest.mark.parametrize("method", ["mine", "bucket_ready", "bucket_reduced", "waited"])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_clock_that_fails_changes_nothing(buckets, monkeypatch, method: str, own: bool) -> None:
+    def failing(*_: object) -> None:
+        raise LookupError(method)
+
+    told = []
+    buckets.quiet.failed = told.append
+    ddp = model()
+    if not own:
+        ddp.register_comm_hook(None, default_hooks.allreduce_hook)
+    buckets.clock.begin()
+    monkeypatch.setattr(buckets.clock, method, failing)
+    found = backward(ddp)
+    until = time.monotonic() + 10
+    while not told and time.monotonic() < until:
+        time.sleep(0.001)  # what a future calls at its end may come late
+    assert [str(error) for error in told] == [method]
+    again = model()
+    assert all(map(torch.equal, found, backward(again)))
+
+
+def test_a_model_that_cannot_be_looked_at_trains(buckets, monkeypatch) -> None:
+    told = []
+    buckets.quiet.failed = told.append
+    monkeypatch.setattr("feedtune.inside.ddp._why_not", lambda _: 1 // 0)
+    backward(model())
+    assert len(told) == 1
+    assert buckets.hook == "none"
+
+
+def test_quiet_tells_once_and_then_calls_nothing() -> None:
+    quiet, told, calls = Quiet(), [], []
+    quiet.failed = told.append
+    assert quiet(lambda x: x + 1, 2) == 3
+    assert quiet(lambda: 1 // 0) is None
+    assert quiet(calls.append, 1) is None
+    assert [type(error) for error in told] == [ZeroDivisionError]
+    assert (calls, quiet.off) == ([], True)
+    with pytest.raises(KeyboardInterrupt):
+        Quiet()(_interrupted)
+
+
+def _interrupted() -> None:
+    raise KeyboardInterrupt
