@@ -114,7 +114,7 @@ class CeilingRun(LiveRun):
             "ceiling": self._ceiling(),
             "readings": None,
             "note": None,
-            "reading": reading(trainings),
+            "reading": reading(trainings, against_free_data=True),
         }
 
     def _ceiling(self) -> dict[str, Any]:

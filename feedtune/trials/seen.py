@@ -136,7 +136,7 @@ def training(number: int, ranks: Mapping[int, RankSeen]) -> dict[str, Any]:
     }
 
 
-def reading(trainings: Sequence[Mapping[str, Any]]) -> str:
+def reading(trainings: Sequence[Mapping[str, Any]], against_free_data: bool = False) -> str:
     """What the parts of a step are, and the next command."""
     if not trainings:
         return ""
@@ -152,5 +152,6 @@ def reading(trainings: Sequence[Mapping[str, Any]]) -> str:
     classes = {t["finding"]["class"] for t in trainings}
     if classes & {"data", "imbalance/input", "mixed"}:
         found.append("Better loader settings: feedtune tune -- CMD.")
-    found.append("Against its speed when data is free: feedtune run --ceiling -- CMD.")
+    if not against_free_data:
+        found.append("Against its speed when data is free: feedtune run --ceiling -- CMD.")
     return " ".join(found)

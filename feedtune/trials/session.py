@@ -230,7 +230,7 @@ class Session:
         state = self.state()
         self.server.publish_end(self._k)
         if self.process is not None and state.hellos:
-            self.server.wait(lambda: state.done >= set(state.hellos), 10.0)
+            self.server.wait(lambda: state.done | state.left.keys() >= state.hellos.keys(), 10.0)
         self.stop()
 
     def stop(self) -> None:
