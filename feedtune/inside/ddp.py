@@ -8,13 +8,18 @@ way if the script brings one later. Where neither is possible DDP is left alone,
 
 from __future__ import annotations
 
+import atexit
 import functools
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Optional
 
 from .quiet import Quiet
 from .stepclock import StepClock
+
+_SETTLES_S = 0.5
 
 
 class Buckets:
@@ -37,10 +42,12 @@ class Buckets:
         self.trained = 0
         self._hooks: weakref.WeakKeyDictionary[Any, TimedHook] = weakref.WeakKeyDictionary()  # of reducers
         self._register: Any = None  # torch's own
+        self._under_way: deque[weakref.ref[Any]] = deque(maxlen=256)  # what futures will call
 
     def patch(self, module: Any) -> None:
         """Wrap what the DDP class in ``module`` calls; the class object stays the same."""
         cls, dist, join = module.DistributedDataParallel, module.dist, module.Join
+        atexit.register(self.settle)
         self._register, builtin = dist._register_comm_hook, dist._register_builtin_comm_hook
         prepare, broadcast, notify = cls._pre_forward, cls._sync_buffers, join.notify_join_context
 
@@ -97,6 +104,17 @@ class Buckets:
         """Whether backward passes from now on synchronize gradients, as outside and inside ``no_sync()``."""
         for model in self.models:
             model.require_backward_grad_sync = wanted
+
+    def calls(self, callback: Any) -> Any:
+        """The callback, which a future will call and let go, on a thread of its process group's."""
+        self._under_way.append(weakref.ref(callback))
+        return callback
+
+    def settle(self) -> None:
+        """Before the interpreter ends: a thread that still has a callback of ours would abort the process."""
+        until = time.monotonic() + _SETTLES_S
+        while any(ref() is not None for ref in self._under_way) and time.monotonic() < until:
+            time.sleep(0.001)
 
     def _take(self, reducer: Any, state: Any, hook: Any) -> None:
         """The script registers a communication hook."""
@@ -170,7 +188,7 @@ class TimedHook:
         finally:
             clock.hooks -= 1
         if entry is not None and hasattr(future, "add_done_callback"):
-            future.add_done_callback(lambda _: quiet(clock.bucket_reduced, entry))
+            future.add_done_callback(self._buckets.calls(lambda _: quiet(clock.bucket_reduced, entry)))
         return future
 
     def _mean(self, buffer: Any, clock: Optional[StepClock], entry: Any) -> Any:
@@ -185,7 +203,7 @@ class TimedHook:
                 quiet(clock.bucket_reduced, entry)
             return value
 
-        return work.get_future().then(reduced)
+        return work.get_future().then(self._buckets.calls(reduced))
 
     def _ranks(self) -> int:
         if self.joined is None:

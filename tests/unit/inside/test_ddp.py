@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import io
+import threading
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -43,7 +45,8 @@ def buckets(monkeypatch):
     found = Buckets()
     found.clock = StepClock()
     found.patch(distributed)
-    return found
+    yield found
+    atexit.unregister(found.settle)
 
 
 def model(**words) -> DistributedDataParallel:
@@ -270,3 +273,28 @@ def test_quiet_tells_once_and_then_calls_nothing() -> None:
 
 def _interrupted() -> None:
     raise KeyboardInterrupt
+
+
+def test_the_end_waits_for_what_futures_still_call_but_not_for_ever(buckets) -> None:
+    """A thread that lets go of a Python object while the interpreter ends aborts the process."""
+    held = [buckets.calls(lambda: None)]
+    begun = time.monotonic()
+    threading.Timer(0.1, held.clear).start()
+    buckets.settle()
+    assert not held
+    assert time.monotonic() - begun >= 0.1
+    held.append(buckets.calls(lambda: None))
+    buckets.settle()
+    assert held
+
+
+def test_a_model_s_callbacks_are_waited_for(buckets) -> None:
+    for late in (False, True):
+        ddp = model()
+        if late:
+            ddp.register_comm_hook(None, default_hooks.allreduce_hook)
+        before = len(buckets._under_way)
+        stepped(buckets, ddp)
+        assert len(buckets._under_way) == before + 1
+    buckets.settle()
+    assert all(ref() is None for ref in buckets._under_way)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import itertools
 import json
@@ -100,6 +101,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched
     hook._follow(found.observer, DataLoader)
     yield found
     found.observer._detach()
+    atexit.unregister(buckets.settle)
     optimizers._global_optimizer_post_hooks.clear()
     optimizers._global_optimizer_post_hooks.update(before)
 
