@@ -53,13 +53,9 @@ def test_a_slow_loader_on_one_rank_is_an_input_straggler(tmp_path: Path, rank: i
     assert workers[rank]["fetch_s"] > workers[1 - rank]["fetch_s"]
 
 
+@SLOW
 @pytest.mark.parametrize(
-    ("plant", "rank", "ranks"),
-    [
-        ("backward", 1, 2),
-        pytest.param("backward", 0, 4, marks=SLOW),
-        pytest.param("forward", 1, 2, marks=SLOW),
-    ],
+    ("plant", "rank", "ranks"), [("backward", 1, 2), ("backward", 0, 4), ("forward", 1, 2)]
 )
 def test_d5_slow_compute_on_one_rank_names_the_rank(
     tmp_path: Path, plant: str, rank: int, ranks: int

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from applying import script
 from tuning import BIN, FEEDTUNE, environment, feedtune, result_of, wait_until_gone
 
@@ -62,6 +63,7 @@ KILLED = (
 )
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_leaves_what_it_has_handed_on(tmp_path: Path) -> None:
     run, before = tmp_path / "run", tmp_path / "before"
     command = [BIN / "torchrun", "--standalone", "--nproc_per_node=2", script(tmp_path, KILLED), run, before]
