@@ -209,8 +209,8 @@ def test_several_backwards_of_a_step_are_one_stretch(watched: Watched) -> None:
 
 def test_a_backward_inside_another_ends_nothing(watched: Watched) -> None:
     """As reentrant checkpoints make them; on a CPU they run on the thread that trains."""
-    training = Training(ddp=True, bucket_cap_mb=1e-5)  # some are ready before the inner backward
-    inner = training.model.module[0]
+    training = Training(ddp=True, bucket_cap_mb=1e-5)  # before the inner one, in it and after it
+    inner = training.model.module[1]
     inner.forward = lambda x, plain=inner.forward: checkpoint(plain, x, use_reentrant=True)
     training.model._set_static_graph()
     for batch in DataLoader(Rows(), batch_size=4):
