@@ -49,12 +49,19 @@ class WorkerClock:
 
 
 def ready(iterator: Any) -> int | None:
-    """Batches that wait in the loader's queue; ``None`` without workers."""
-    queue = iterator.__dict__.get("_data_queue")
+    """Batches that wait to be delivered; ``None`` without workers.
+
+    One that came before its turn has left the queue, and is kept by the iterator.
+    """
+    own = iterator.__dict__
+    queue, tasks = own.get("_data_queue"), own.get("_task_info", ())
     if queue is None:
         return None
+    early = 0
+    if len(tasks) > own.get("_tasks_outstanding", 0):
+        early = sum(len(task) == 2 for task in tasks.values())
     try:
-        return int(queue.qsize())
+        return early + int(queue.qsize())
     except (NotImplementedError, OSError):  # closed, or a system that cannot tell
         return None
 
