@@ -11,6 +11,7 @@ import io
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -401,6 +402,8 @@ def main(rank=-1):
         print(f"{name}", flush=True)
     text = json.dumps(found)
     (Path(os.environ["LOGS"]) / f"ways.rank{dist.get_rank()}").write_text(text)
+    # A process that ends while gloo's threads still hold what a broadcast was given is aborted, watched or not.
+    time.sleep(0.2)
     dist.destroy_process_group()
 
 
