@@ -402,7 +402,7 @@ def main(rank=-1):
         print(f"{name}", flush=True)
     text = json.dumps(found)
     (Path(os.environ["LOGS"]) / f"ways.rank{dist.get_rank()}").write_text(text)
-    # A process that ends while gloo's threads still hold what a broadcast was given is aborted, watched or not.
+    # Ending while gloo's threads still hold what a broadcast was given aborts a process, watched or not.
     time.sleep(0.2)
     dist.destroy_process_group()
 
