@@ -119,7 +119,9 @@ def test_run_follows_two_ranks(two_ranks: Training) -> None:
     assert training["world_size"] == 2
     assert [rank["rank"] for rank in training["ranks"]] == [0, 1]
     assert all(rank["steps"] == 12 for rank in (*training["ranks"], training["job"]))
-    assert "where ranks wait for each other was not seen" in two_ranks.done["watched"].stderr
+    assert {rank["ddp"]["hook"] for rank in training["ranks"]} == {"own"}
+    assert training["job"]["budget"]["parts"]["communication_s"] > 0
+    assert "comm: what even the last rank waits for the others" in two_ranks.done["watched"].stderr
 
 
 def test_apply_reaches_two_ranks_and_says_so_once(two_ranks: Training, tmp_path: Path) -> None:
