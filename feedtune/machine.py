@@ -72,7 +72,7 @@ def read_machine(root: Path = Path("/")) -> Machine:
         root: where ``proc``, ``sys`` and ``dev`` are looked up.
     """
     status, meminfo = _read(root / "proc/self/status"), _read(root / "proc/meminfo")
-    groups = _Cgroups(root)
+    groups = Cgroups(root)
     affinity = parse_allowed_cpus(status) or len(os.sched_getaffinity(0))
     quota = groups.cpu_quota()
     memory = parse_meminfo(meminfo)
@@ -237,12 +237,17 @@ def count_visible(variable: str | None, uuids: list[str]) -> int:
     return count
 
 
-class _Cgroups:
-    """The cgroup folders of this process, from its own up to the mount point."""
+class Cgroups:
+    """The cgroup folders of a process, from its own up to the mount point.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: where ``proc`` and ``sys`` are looked up.
+        pid: the process; ``None`` for this one.
+    """
+
+    def __init__(self, root: Path, pid: int | None = None) -> None:
         self._root = root
-        self._paths = parse_cgroup_paths(_read(root / "proc/self/cgroup"))
+        self.paths = parse_cgroup_paths(_read(root / f"proc/{pid or 'self'}/cgroup"))
         self._mounts = parse_cgroup_mounts(_read(root / "proc/self/mountinfo"))
 
     def folders(self, controller: str) -> Iterator[Path]:
@@ -251,7 +256,7 @@ class _Cgroups:
             return
         point, mounted = self._mounts[controller]
         top = self._root / point.lstrip("/")
-        path = PurePosixPath(self._paths.get(controller, "/"))
+        path = PurePosixPath(self.paths.get(controller, "/"))
         # In a container without a cgroup namespace the path is the host's while only a part is mounted.
         below = path.relative_to(mounted) if path.is_relative_to(mounted) else PurePosixPath()
         folder = top if ".." in below.parts else top / below.relative_to("/" if below.is_absolute() else ".")

@@ -5,14 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from feedtune.beside.base import SLOW_S, KernelFile, Pace, Row, Rows, read_text
-from feedtune.machine import (
-    parse_cgroup_mounts,
-    parse_cgroup_paths,
-    parse_memory_limit,
-)
+from feedtune.machine import Cgroups, parse_memory_limit
 
 _STAT_SHARE = 0.001  # memory.stat sums over all CPUs
 # What a cgroup without a limit and without an ancestor that has one would say says nothing.
@@ -27,19 +23,8 @@ def cgroup_folders(root: Path, pid: int | None, controller: str) -> list[Path]:
         pid: the process; ``None`` for this one.
         controller: a v1 controller, or ``""`` for v2.
     """
-    paths = parse_cgroup_paths(read_text(root / f"proc/{pid or 'self'}/cgroup"))
-    mounts = parse_cgroup_mounts(read_text(root / "proc/self/mountinfo"))
-    if controller not in mounts or controller not in paths:
-        return []
-    point, mounted = mounts[controller]
-    top = root / point.lstrip("/")
-    path = PurePosixPath(paths[controller])
-    # In a container without a cgroup namespace the path is the host's while only a part is mounted.
-    below = path.relative_to(mounted) if path.is_relative_to(mounted) else PurePosixPath()
-    parts = [part for part in below.parts if part != "/"]
-    if ".." in parts:
-        parts = []
-    return [top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+    groups = Cgroups(root, pid)
+    return list(groups.folders(controller)) if controller in groups.paths else []
 
 
 def parse_cpu_stat(text: str) -> dict[str, float]:

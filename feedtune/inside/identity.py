@@ -8,6 +8,8 @@ from typing import Any
 
 from . import snapshot
 
+_PASSING = ("number", "trained", "optimizer_steps", "open_files", "nofile", "cuda")
+
 
 class Watch:
     """What is known of one loader identity, over all loader objects that share it."""
@@ -75,3 +77,8 @@ def batch_size_of(loader: Any) -> int | None:
         return None if size is None else int(size)
     except (TypeError, ValueError):
         return None  # a batch sampler of the script's own with batches of its own sizes
+
+
+def lasting(described: dict[str, Any]) -> dict[str, Any]:
+    """A loader's description less what is of that moment only, or of no use without the process."""
+    return {name: value for name, value in described.items() if name not in _PASSING}

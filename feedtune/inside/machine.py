@@ -298,11 +298,11 @@ class Machine:
 
     def _write(self, block: Block) -> None:
         """Add the block's records to the file; a run folder that takes no more ends the tuning."""
-        lines = (
-            json.dumps([block.k, *record, *parts], separators=(",", ":")) + "\n"
-            for record in block.records
-            for parts in ([block.parts.get(record[0])] if block.parts else [],)
-        )
+        rows: list[list[Any]] = [[block.k, *record] for record in block.records]
+        if self._trace is not None:
+            for row in rows:
+                row.append(block.parts.get(row[1]))
+        lines = (json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
         try:
             with open(self._path, "a") as file:
                 file.writelines(lines)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .exits import at_exit
-from .identity import shape_of
+from .identity import lasting, shape_of
 from .light import LightWatch, Pass, Sight
 from .meter import WorkerMeter
 from .runtime import STEPS_TO_TRUST, Runtime, describe, rank_and_world
@@ -24,7 +24,6 @@ from .signs import mark, note
 from .stepfile import Row, StepFile
 from .trace import Trace
 
-_PASSING = ("number", "trained", "optimizer_steps", "open_files", "nofile", "cuda")  # of that moment only
 _SILENT = 16  # so many steps with another loader, and none with the first: training goes on with that one
 
 
@@ -47,7 +46,6 @@ class Observer(Runtime):
         self._recorded: list[LightWatch] = []
         self._pause = ("", float("-inf"))  # latest save
         self._other: tuple[LightWatch | None, float] = (None, float("-inf"))  # latest batch without training
-        self._step_thread: int | None = None
         self._iterator_class = module._BaseDataLoaderIter
         self._fetch = self._iterator_class.__next__
         self.trace.told = self._stopped
@@ -71,18 +69,11 @@ class Observer(Runtime):
         self._iterator_class.__next__ = __next__
 
     def loader_made(self) -> None:
-        """First loader of the process: see which thread steps the optimizer."""
+        """First loader of the process: workers that start from now on are measured."""
         if self._hooked:
             return
         super().loader_made()
         self._safely(self.trace.install_meters)
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        def stepped(*_: Any) -> None:
-            if not self.trace.clock.backwards:  # inside one it may run on a thread of autograd's
-                self._step_thread = threading.get_ident()
-
-        register_optimizer_step_post_hook(stepped)
 
     def iterate(self, loader: Any, iterate: Callable[[Any], Any]) -> Any:
         """What ``iter(loader)`` gives to the loop: what it always gives."""
@@ -213,9 +204,9 @@ class Observer(Runtime):
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "cuda": torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]  # torch's own gap
-            "own_thread": self._step_thread in (None, threading.get_ident()),
+            "own_thread": self.trace.clock.thread in (None, threading.get_ident()),
             "missed": self._training.batches - len(self._training.early),
-            "loader": {name: v for name, v in self._training.about.items() if name not in _PASSING},
+            "loader": lasting(self._training.about),
         }
         self.trace.limit = self.config.get("steps")
         self.trace.claim(file)

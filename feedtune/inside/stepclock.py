@@ -42,7 +42,7 @@ class Step:
         "row",
         "syncs",
         "waits",
-    )  # fmt: skip
+    )
 
     def __init__(self, begin: Any, waits: Optional[int]) -> None:
         self.begin = begin

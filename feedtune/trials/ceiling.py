@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from feedtune.analysis.steps import StepSeen
+from feedtune.inside.identity import lasting
 from feedtune.launch.foreground import find_program
 from feedtune.records import BlockResult
 from feedtune.rundir import redact
@@ -17,8 +18,6 @@ from feedtune.trials.options import TuneOptions
 from feedtune.trials.seen import SCHEMA, RankSeen, reading, training
 
 _PAIRS = 3  # of blocks with and without gradient synchronization
-# Of a loader as its rank describes it: of that moment, or of no use without the process.
-_PASSING = ("number", "trained", "optimizer_steps", "open_files", "nofile", "cuda")
 
 
 def run_with_ceiling(options: TuneOptions, steps: int | None, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -83,7 +82,7 @@ class CeilingRun(LiveRun):
                 "own_thread": True,
                 "missed": 0,
                 "dropped": 0,
-                "loader": {k: v for k, v in hello["loader"].items() if k not in _PASSING},
+                "loader": lasting(hello["loader"]),
                 **end["trace"],
             }
             records = [StepSeen(r.step, r.enter_s, r.return_s, r.tag, None, r.parts) for r in block.records]

@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ from feedtune.trials.lines import loader_line
 from feedtune.trials.measuring import Trials
 from feedtune.trials.options import TuneOptions, check_fixed, check_out, run_name, working_folder
 from feedtune.trials.server import ControlServer, Message
-from feedtune.trials.session import Launch, Session, started_inside_a_launcher
-from shard_tools.errors import BadInput, Missing
+from feedtune.trials.session import Launch, Session, refuse_inside_a_launcher
+from shard_tools.errors import Missing
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -46,11 +47,7 @@ def in_trial(
         CommandFailed: the command failed before or at its baseline.
         KeyboardInterrupt: after a partial result was written.
     """
-    launcher = started_inside_a_launcher(os.environ)
-    if launcher:
-        raise BadInput(
-            f"feedtune was started by {launcher} once a rank", f"put it in front: {name} -- {launcher} ..."
-        )
+    refuse_inside_a_launcher(name)
     working_folder()
     check_out(options.out)
     check_fixed(options)
@@ -68,7 +65,7 @@ def in_trial(
             ) from error
 
 
-class LiveRun:
+class LiveRun(ABC):
     """One command under trial; what is done in it, and what comes of it, is a subclass's.
 
     Attributes:
@@ -163,10 +160,10 @@ class LiveRun:
         self.tell(f"training loader: {loader_line(hello)}")
         return hello
 
+    @abstractmethod
     def steps(self) -> None:
         """The blocks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def document(self) -> dict[str, Any]:
         """The result, as far as it is known."""
-        raise NotImplementedError

@@ -21,8 +21,7 @@ from feedtune.trials.causes import how_far
 from feedtune.trials.collect import Collector
 from feedtune.trials.options import check_out, run_name
 from feedtune.trials.seen import SCHEMA, read_trainings, reading, training
-from feedtune.trials.session import started_inside_a_launcher
-from shard_tools.errors import BadInput
+from feedtune.trials.session import refuse_inside_a_launcher
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,7 @@ def observe(options: RunOptions, tell: Callable[[str], None]) -> dict[str, Any]:
         BadInput: no command, it cannot be started, or feedtune was started inside a launcher.
     """
     find_program(options.command, "feedtune run -- torchrun --nproc_per_node=2 train.py")
-    launcher = started_inside_a_launcher(os.environ)
-    if launcher:
-        raise BadInput(
-            f"feedtune was started by {launcher} once a rank",
-            f"put it in front: feedtune run -- {launcher} ...",
-        )
+    refuse_inside_a_launcher("feedtune run")
     check_out(options.out)
     run = RunDir.new(options.out, run_name(options.command))
     facts = {"machine": read_machine().as_dict(), "command": redact(options.command)}

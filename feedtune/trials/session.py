@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from feedtune.rundir import RunDir
 from feedtune.trials import causes
 from feedtune.trials.server import ControlServer, Message, StartState
 from feedtune.trials.waiting import BlockWait
-from shard_tools.errors import CommandFailed, Missing
+from shard_tools.errors import BadInput, CommandFailed, Missing
 
 _MAX_STARTS = 20
 _POLL_S = 0.25
@@ -259,6 +260,23 @@ class Session:
 
     def _last_words(self) -> str:
         return shown_output(self._output())
+
+
+def refuse_inside_a_launcher(command: str) -> None:
+    """Feedtune has to stand outside a launcher.
+
+    Args:
+        command: what the user has typed, for the message: ``feedtune tune``.
+
+    Raises:
+        BadInput: it was started by one, once a rank.
+    """
+    launcher = started_inside_a_launcher(os.environ)
+    if launcher:
+        raise BadInput(
+            f"feedtune was started by {launcher} once a rank",
+            f"put it in front: {command} -- {launcher} ...",
+        )
 
 
 def started_inside_a_launcher(env: Mapping[str, str]) -> str | None:

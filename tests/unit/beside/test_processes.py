@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -151,14 +152,20 @@ def test_a_command_that_is_not_there_is_noted_once(root):
     sampler.close()
 
 
-def test_what_other_users_processes_keep_from_us_is_missing(tmp_path):
-    """Their stat can be read by anyone; io, environ and smaps_rollup cannot."""
-    folder = tmp_path / "proc" / "4242"
+def process_folder(root: Path) -> Path:
+    """A process 4242 of which the system tells no more than its stat."""
+    folder = root / "proc" / "4242"
     (folder / "task" / "4242").mkdir(parents=True)
-    (tmp_path / "proc" / "self").mkdir()
-    (tmp_path / "proc/self/stat").write_text("x")
+    (root / "proc" / "self").mkdir()
+    (root / "proc/self/stat").write_text("x")
     (folder / "stat").write_bytes(STAT)
     (folder / "task/4242/children").write_text("")
+    return folder
+
+
+def test_what_other_users_processes_keep_from_us_is_missing(tmp_path):
+    """Their stat can be read by anyone; io, environ and smaps_rollup cannot."""
+    process_folder(tmp_path)
     sampler = sampler_of(4242, tmp_path)
     rows = sampler.sample(time.monotonic())
     assert rows["process"] == [
@@ -177,12 +184,7 @@ STAT = (
 
 
 def test_another_process_with_the_same_pid_is_another_process(tmp_path):
-    folder = tmp_path / "proc" / "4242"
-    (folder / "task" / "4242").mkdir(parents=True)
-    (tmp_path / "proc" / "self").mkdir()
-    (tmp_path / "proc/self/stat").write_text("x")
-    (folder / "stat").write_bytes(STAT)
-    (folder / "task/4242/children").write_text("")
+    folder = process_folder(tmp_path)
     sampler = sampler_of(4242, tmp_path)
     now_s = time.monotonic()
     assert len(sampler.sample(now_s)["process"]) == 1
