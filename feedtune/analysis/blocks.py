@@ -32,6 +32,7 @@ class RankBlock:
         first_step: the rank's own count of steps when the block began.
         worker_s: mean time of a batch in one of its workers; ``None`` where it was not measured.
         close_s: time that ending its workers took.
+        end_tag: what the loop did between the last step and the end, if it was no step: the last is spoilt.
     """
 
     records: Sequence[StepRecord]
@@ -40,6 +41,13 @@ class RankBlock:
     first_step: int
     worker_s: float | None = None
     close_s: float = 0.0
+    end_tag: str | None = None
+
+    @property
+    def pauses(self) -> list[int]:
+        """Steps before which the loop did something else; the number of steps for one at the very end."""
+        found = [record.step for record in self.records if record.tag and record.step > 0]
+        return [*found, len(self.records)] if self.end_tag else found
 
     @property
     def swap_s(self) -> float:
@@ -68,7 +76,7 @@ def measure_block(plan: BlockPlan, ranks: Mapping[int, RankBlock]) -> BlockResul
         detail = f"steps in this block by rank: {steps}; steps before it: {starts}"
         return replace(result, state="failed", reason="ranks_diverged", detail=detail)
     total = counts.pop()
-    pauses = sorted({r.step for block in ranks.values() for r in block.records if r.tag and r.step > 0})
+    pauses = sorted({step for block in ranks.values() for step in block.pauses})
     tags = Counter(r.tag for r in ranks[min(ranks)].records if r.tag)
     result = replace(result, tags=dict(tags))
     stretches = clean_stretches(total, pauses, plan.warmup, plan.cycle)

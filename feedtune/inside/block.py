@@ -22,6 +22,7 @@ class Block:
         self.source: Source | None = None
         self.player: Player | None = None
         self.step = 0
+        self.tag: str | None = None  # what the loop did before the step that it asks for now
         self.records: list[tuple[int, float, float, str | None, int, float]] = []
         self.parts: dict[int, dict[str, Any] | None] = {}  # of steps, where they are taken down
         self.stop_at = plan["warmup"] + plan["min_cycles"] * plan["cycle"]
@@ -33,6 +34,7 @@ class Block:
 
     def enter(self, now: float, tag: str | None) -> None:
         """The loop asks for the next batch: count the step behind, unless it was cut out."""
+        self.tag = tag
         if tag is not None:
             self.paused_s += now - self.records[-1][2]
         elif self.step > self.warmup:

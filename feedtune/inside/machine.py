@@ -281,6 +281,7 @@ class Machine:
                 "total": self.total_steps,
                 "start_s": block.start_s,
                 "end_s": end,
+                "end_tag": None if partial else block.tag,
                 "close_s": close_s,
                 "first_step": block.first_step,
                 "partial": partial,

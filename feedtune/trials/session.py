@@ -223,7 +223,13 @@ class Session:
         # A rank that began anew can have done the block once more.
         own = [record for record in records if end["start_s"] <= record.enter_s <= end["end_s"]]
         return RankBlock(
-            own, end["start_s"], end["end_s"], end["first_step"], end["worker_s"], end["close_s"]
+            own,
+            end["start_s"],
+            end["end_s"],
+            end["first_step"],
+            end["worker_s"],
+            end["close_s"],
+            end["end_tag"],
         )
 
     def finish(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from feedtune.analysis.blocks import RankBlock, clean_stretches, measure_block, whole_periods, with_edges
-from feedtune.analysis.pacing import warmup_steps
+from feedtune.analysis.pacing import next_chunk, warmup_steps
 from feedtune.records import BlockPlan, StepRecord
 from feedtune.settings import LoaderSettings
 
@@ -25,7 +25,7 @@ def plan(workers: int = 1, **changes) -> BlockPlan:
     return BlockPlan(0, "candidate", settings, **{**values, **changes})
 
 
-def rank(durations, waits=None, tags=None, clones=None, first_step=7, begin=100.0) -> RankBlock:
+def rank(durations, waits=None, tags=None, clones=None, first_step=7, begin=100.0, end_tag=None) -> RankBlock:
     """A rank whose steps took so long, from one ``next()`` to the following one."""
     records, now = [], begin
     for step, seconds in enumerate(durations):
@@ -33,7 +33,7 @@ def rank(durations, waits=None, tags=None, clones=None, first_step=7, begin=100.
         clone = clones[step] if clones else 0.0
         records.append(StepRecord(step, now, now + wait, (tags or {}).get(step), 4, clone))
         now += seconds
-    return RankBlock(records, begin, now, first_step)
+    return RankBlock(records, begin, now, first_step, end_tag=end_tag)
 
 
 def bursts(workers: int, fetch_s: float, steps: int, offset: int, jitter: float, seed: int):
@@ -102,6 +102,24 @@ def test_pauses_are_cut_out_with_the_step_before_and_a_warm_up_after() -> None:
     assert result.rate == pytest.approx(10.0)
     assert result.steps == 12 + 14  # after a warm-up of six each, in cycles of two
     assert result.tags == {"eval": 1}
+
+
+def test_a_pause_at_the_very_end_spoils_the_last_step() -> None:
+    durations = [0.1] * 15 + [30.0]
+    blocks = {0: rank(durations, end_tag="eval"), 1: rank(durations)}
+    result = measure_block(plan(2), blocks)
+    assert result.rate == pytest.approx(10.0)
+    assert result.steps == 8  # after a warm-up of six, and without the spoilt one in a cycle of two
+
+
+def test_a_period_that_ends_with_the_block_counts() -> None:
+    """As it did for the rule that has ended the block there."""
+    durations = [3.0 if step % 10 == 9 else 0.1 for step in range(40)]
+    tags = dict.fromkeys(range(10, 40, 10), "save")
+    result = measure_block(plan(8), {0: rank(durations, tags=tags, end_tag="save")})
+    assert result.rate == pytest.approx(10.0)
+    assert result.steps == 3 * 9
+    assert next_chunk(plan(8), 40, [10, 20, 30, 40], 0.1, 4.0) == 0
 
 
 def test_a_pause_of_one_rank_is_cut_out_of_all() -> None:

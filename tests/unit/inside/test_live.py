@@ -178,6 +178,16 @@ def test_a_pause_in_a_block_is_none_of_its_time(live) -> None:
     assert elapsed_s < 0.3
 
 
+def test_a_block_that_ends_after_a_validation_says_so(live) -> None:
+    run = live("with_validation")
+    results = run.run(*[block(0, steps=steps) for steps in (4, 3, 2, 4, 3, 2, 4)])
+    run.finish()
+    ends = {result["first_step"] + result["steps"]: result["end_tag"] for result in results}
+    told = {end for end, tag in ends.items() if tag == "eval"}
+    assert told == {end for end in ends if end % 5 == 0}
+    assert told
+
+
 def test_a_save_before_an_epochs_end_keeps_its_tag(live) -> None:
     run = live("saves_at_the_end_of_each_epoch")
     (result,) = run.run(block(0, steps=20))

@@ -77,7 +77,7 @@ class FakeRank:
         with open(self._folder / f"steps.rank{self.rank}.jsonl", "a") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
         first, self.total = self.total, self.total + steps
-        end = {"start_s": begin, "end_s": begin + steps * pace_s, "close_s": 0.0}
+        end = {"start_s": begin, "end_s": begin + steps * pace_s, "close_s": 0.0, "end_tag": None}
         told = {"steps": steps, "total": self.total, "first_step": first, "partial": False, "worker_s": None}
         rest = {"cloned": False, "cached": [], "sizes": [4, 32, 1], "worker_bytes": None, "shared_files": []}
         self.says("result", k=k, **{**end, **told, **rest, "repeated": None, **changes})
