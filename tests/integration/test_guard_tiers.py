@@ -352,7 +352,7 @@ def user_of(name: str) -> int:
     return os.getuid()
 
 
-@pytest.fixture(params=["/tmp/ft x", "/var/lib/ft, y:z"])
+@pytest.fixture(params=["/tmp/ft x", pytest.param("/var/lib/ft, y:z", marks=pytest.mark.slow)])
 def base(request: pytest.FixtureRequest) -> Iterator[Path]:
     """Below TMPDIR, and outside of it; with characters that mount options give a meaning."""
     stem = Path(request.param)

@@ -73,7 +73,7 @@ def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
     return {form: contents(folder / form) for form in ("wds", "lmdb")}
 
 
-@pytest.mark.parametrize("form", ["wds", "lmdb"])
+@pytest.mark.parametrize("form", ["wds", pytest.param("lmdb", marks=pytest.mark.slow)])
 def test_p6_p13_kill_while_packing_publishes_nothing_and_resumes(
     form: str, source: Path, tmp_path: Path, whole: dict[str, dict[str, bytes]]
 ) -> None:

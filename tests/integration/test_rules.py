@@ -75,6 +75,7 @@ def test_what_a_run_says_and_keeps(tmp_path: Path) -> None:
     assert not (run / "boot").exists()
 
 
+@pytest.mark.slow
 def test_no_step_within_the_start_timeout_names_how_far_it_came(tmp_path: Path) -> None:
     path = tmp_path / "slow.py"
     path.write_text("import time\nimport torch.utils.data\nprint('compiling', flush=True)\ntime.sleep(600)\n")

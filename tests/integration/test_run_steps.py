@@ -60,6 +60,7 @@ class Ways:
         return [json.loads(path.read_text()) for path in sorted((self.base / name).glob("ways.rank*"))]
 
 
+@pytest.mark.slow
 def test_every_way_to_use_ddp_ends_as_it_does_by_itself(tmp_path: Path) -> None:
     ways = Ways(tmp_path, *torchrun(2), WAYS)
     bare, watched = ways.ends("bare"), ways.ends("watched")

@@ -25,6 +25,7 @@ def bound(block: dict) -> float:
     return max(1, block["settings"]["num_workers"]) / SLEEP_A_BATCH
 
 
+@pytest.mark.slow
 def test_latency_bound_script_gets_many_workers_and_no_block_reads_above_its_bound(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ["tune", "--json", "--out", run, "--trials", "5", "--max-workers", "16", "--block-seconds", "0.6"]
@@ -66,7 +67,7 @@ def test_two_gloo_ranks_change_at_the_same_step_and_the_work_folder_stays(
     (work / "last.pt").write_text("an older checkpoint")
     before = folder_hash(work)
     torchrun = [BIN / "torchrun", "--standalone", "--nproc_per_node=2", "train.py", photos]
-    words = ["tune", "--json", "--out", run, "--block-seconds", "0.6"]
+    words = ["tune", "--json", "--out", run, "--trials", "4", "--block-seconds", "0.5"]
     done = feedtune(*words, "--", *torchrun, cwd=work, LOGS=str(logs))
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -76,7 +77,7 @@ def test_two_gloo_ranks_change_at_the_same_step_and_the_work_folder_stays(
     assert document["ceiling"]["rate"] > 0
     candidates = [b for b in document["blocks"] if b["kind"] == "candidate" and b["rate"]]
     measured = {json.dumps(b["settings"]) for b in candidates}
-    assert len(measured) >= 6, done.stderr
+    assert len(measured) >= 4, done.stderr
     for block in document["blocks"]:
         assert len(set(block["first_steps"].values())) <= 1, block
     # Each rank's own log: the ceiling replays batches that one worker made, so it does not show here.
@@ -85,7 +86,7 @@ def test_two_gloo_ranks_change_at_the_same_step_and_the_work_folder_stays(
     assert common > 100
     assert ranks[0][:common] == ranks[1][:common]
     changes = [workers for workers, _ in groupby(line.split()[1] for line in ranks[0])]
-    assert len(changes) >= 6
+    assert len(changes) >= 4
     assert folder_hash(work) == before
     assert not wait_until_gone(str(photos))
 
@@ -130,6 +131,7 @@ def test_interrupt_leaves_a_partial_result_and_nothing_else(tmp_path: Path, numb
     assert torch_segments() <= segments
 
 
+@pytest.mark.slow
 def test_sigkill_of_feedtune_ends_the_ranks_in_their_own_sessions(tmp_path: Path, photos: Path) -> None:
     segments = torch_segments()
     torchrun = [BIN / "torchrun", "--standalone", "--nproc_per_node=2", SCRIPTS / "photos_ddp.py", photos]

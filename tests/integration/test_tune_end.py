@@ -114,7 +114,7 @@ def test_nothing_after_the_training_is_ever_reached(
 @pytest.mark.parametrize(
     ("way", "ends", "code", "says"),
     [
-        ("shell", {"STEPS": "8"}, 2, "more steps"),
+        pytest.param("shell", {"STEPS": "8"}, 2, "more steps", marks=SLOW),
         pytest.param("shell", {"STEPS": "8", "WITH": "error"}, 4, "the last step fails", marks=SLOW),
         pytest.param("shell", {"STEPS": "8", "WITH": "exit"}, 4, "exit code 3", marks=SLOW),
         pytest.param("shell", {"STEPS": "100"}, 0, "starting it again", marks=SLOW),
@@ -149,11 +149,11 @@ STAGES = {
 COUNTS = [2, 2, 3, 3, 2, 3, 2, 1, 2]
 # A torchrun that is killed before it has started a rank leaves its log folder, which nobody names yet.
 EARLY = "torchelastic_"
-DEFAULT = ("as the guardian starts", "first batches", "at a swap")
+DEFAULT = ("as the guardian starts", "at a swap")
 
 
 def moments() -> list[object]:
-    """Twenty moments over all stages; one of each of three stages belongs to the default set."""
+    """Twenty moments over all stages; one of each of two stages belongs to the default set."""
     found = []
     for (stage, (line, times, most)), count in zip(STAGES.items(), COUNTS, strict=True):
         for number in range(count):
@@ -188,7 +188,9 @@ def test_sigkill_at_any_moment_leaves_nothing(project: Project, line: str, times
     project.assert_untouched(EARLY if line == "trial mode" else "nothing")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=SLOW), signal.SIGINT], ids=["SIGTERM", "SIGINT"]
+)
 @pytest.mark.parametrize(
     ("line", "times", "most"),
     [
@@ -225,6 +227,7 @@ def test_a_signal_ends_with_130_and_a_partial_result(
     project.assert_untouched(EARLY if line == "trial mode" else "nothing")
 
 
+@SLOW
 def test_a_terminal_that_is_closed_ends_a_tuning_as_sigterm_does(project: Project) -> None:
     master, slave = os.openpty()
 
