@@ -133,4 +133,6 @@ def _note(
     missing = [t for t in trainings if len(t["ranks"]) < t["world_size"]]
     if missing:
         return f"{len(missing[0]['ranks'])} of {missing[0]['world_size']} ranks were seen"
+    if collector.thinned:
+        return f"{collector.thinned} records were left out, whole stretches of them, to keep the files small"
     return None

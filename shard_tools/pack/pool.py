@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -123,7 +124,7 @@ class _Pool:
             while self.left:
                 self._wait()
             for connection, (process, _) in self.workers.items():
-                connection.send(None)
+                _send(connection, None)
                 process.join()
         finally:
             gc.unfreeze()
@@ -145,7 +146,7 @@ class _Pool:
         task = next(self.tasks, None)
         if task is not None:
             self.workers[connection][1].append(task)
-            connection.send(task)
+            _send(connection, task)
 
     def _wait(self) -> None:
         from multiprocessing.connection import wait
@@ -173,6 +174,12 @@ class _Pool:
             process.close()
             connection.close()
         self.workers.clear()
+
+
+def _send(connection: Connection, task: int | None) -> None:
+    """To a worker that has failed meanwhile there is nothing to say: its own last word is read next."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        connection.send(task)
 
 
 def _died(process: BaseProcess, in_hand: list[int]) -> Missing:

@@ -14,7 +14,9 @@ import pytest
 from applying import script
 from tuning import BIN, FEEDTUNE, environment, feedtune, result_of, wait_until_gone
 
+from feedtune.inside.linefiles import LineFile
 from feedtune.inside.recordpipe import PIPE
+from feedtune.trials.observe import RunOptions, observe
 
 TRAINING = """
     import os, sys, time
@@ -161,3 +163,15 @@ def test_an_interrupted_run_takes_its_pipe_away(tmp_path: Path) -> None:
     assert not started.pipe.parent.exists()
     assert not (started.run / PIPE).is_symlink()
     assert result_of(started.run)["trainings"][0]["job"]["steps"] > 10
+
+
+def test_of_files_that_were_kept_small_it_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LineFile, "stretch", 16)
+    monkeypatch.setattr(LineFile, "change_bytes", 4000)
+    path = script(tmp_path, TRAINING + "    for _ in train(6):\n        pass\n")
+    document = observe(RunOptions([sys.executable, str(path)], tmp_path / "run"), lambda _: None)
+    assert document["exit_code"] == 0, capfd.readouterr()
+    assert "records were left out, whole stretches of them" in document["note"]
+    assert 0 < document["trainings"][0]["job"]["steps"] < 6 * 32

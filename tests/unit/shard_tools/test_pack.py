@@ -232,6 +232,20 @@ def test_p14_a_dead_worker_is_noticed_at_once() -> None:
     assert 3 not in done
 
 
+def test_the_error_of_a_worker_that_is_gone_before_it_gets_its_next_task_is_told() -> None:
+    def work_on(task: int) -> int:
+        if task % 2:
+            raise BadInput(f"task {task} is odd", "take another one")
+        return task
+
+    def slow(*_: object) -> None:
+        for process in multiprocessing.active_children():
+            process.join()
+
+    with pytest.raises(BadInput, match="is odd"):
+        run_tasks(range(50), work_on, lambda _: None, 2, slow)
+
+
 def test_p11_all_results_are_in_before_the_pool_returns() -> None:
     settled: list[int] = []
     done: dict[int, int] = {}
