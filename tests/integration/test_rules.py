@@ -46,6 +46,7 @@ def test_only_pythonpath_needs_to_survive_a_launcher(tmp_path: Path, guard: str)
     assert not wait_until_gone(str(run))
 
 
+@pytest.mark.slow
 def test_what_a_run_says_and_keeps(tmp_path: Path) -> None:
     """The first line says what is guarded and what is not; nothing secret is stored; input is empty."""
     state, work = tmp_path / "state", tmp_path / "work"

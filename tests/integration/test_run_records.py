@@ -131,6 +131,7 @@ GOES_ON = (
 )
 
 
+@pytest.mark.slow
 def test_sigkill_of_feedtune_costs_records_and_nothing_else(tmp_path: Path) -> None:
     started = Started(tmp_path, GOES_ON)
     try:

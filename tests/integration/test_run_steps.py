@@ -234,6 +234,7 @@ KILLED = """
 """
 
 
+@pytest.mark.slow
 def test_of_a_rank_that_is_killed_both_ranks_steps_are_read(tmp_path: Path) -> None:
     command = [*torchrun(2), script(tmp_path, KILLED)]
     done = feedtune("run", "--out", tmp_path / "run", "--", *command, cwd=tmp_path, OMP_NUM_THREADS="1")

@@ -113,7 +113,8 @@ def torch_segments() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if name.startswith(("torch_", "sem."))}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_leaves_a_partial_result_and_nothing_else(tmp_path: Path, number: int) -> None:
     segments = torch_segments()
     process = start_tuning(tmp_path, sys.executable, SCRIPTS / "latency.py")

@@ -71,8 +71,7 @@ def test_t7_a_bus_error_of_a_worker_is_a_full_shm(tmp_path: Path, ranks: int) ->
     assert "/dev/shm is full" in block["detail"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_exception_in_getitem_is_told_as_the_script_raised_it(tmp_path: Path, ranks: int) -> None:
     block = fails(tmp_path, "exception", ranks)
     assert block["reason"] == "loader_failed"
@@ -89,7 +88,8 @@ def test_a_gpu_out_of_memory_is_named(tmp_path: Path, ranks: int) -> None:
     assert "in fail_in_loop" in block["stack"]
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_worker_that_hangs_is_found_with_its_place(tmp_path: Path, ranks: int) -> None:
     block = fails(tmp_path, "hang_worker", ranks)
     assert block["reason"] == "hang"
@@ -180,6 +180,7 @@ def test_without_py_spy_the_place_comes_from_faulthandler(tmp_path: Path) -> Non
     assert "a worker of rank 0 hangs in fail (" in block["detail"]
 
 
+@pytest.mark.slow
 def test_t12_iterable_data_that_is_not_split_is_found_and_keeps_its_worker_count(tmp_path: Path) -> None:
     words = ["--", sys.executable, SCRIPTS / "iterable.py"]
     document = tuned(tmp_path / "work", tmp_path / "run", *words, WORKERS="2")
@@ -204,6 +205,7 @@ def test_t12_more_workers_of_data_that_is_not_split_are_no_gain(tmp_path: Path, 
         assert document["best"]["settings"]["num_workers"] == 1
 
 
+@pytest.mark.slow
 def test_a_script_that_forks_between_epochs_keeps_its_workers(tmp_path: Path) -> None:
     """A child that frees what it has inherited of a loader must not end the workers of its parent."""
     logs = tmp_path / "logs"

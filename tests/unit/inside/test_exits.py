@@ -44,7 +44,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["script", "process", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("act", "error"),
     [

@@ -70,6 +70,7 @@ def test_the_scripts_own_init_is_run_first(tmp_path) -> None:
     assert [(tmp_path / f"init{worker}").read_text() for worker in (0, 1)] == ["0", "1"]
 
 
+@pytest.mark.slow
 def test_what_the_scripts_own_init_raises_is_told(tmp_path) -> None:
     def init(_: int) -> None:
         raise ValueError("no such device")
@@ -78,6 +79,7 @@ def test_what_the_scripts_own_init_raises_is_told(tmp_path) -> None:
         list(loader(WorkerClock(2, init, str(tmp_path), False)))
 
 
+@pytest.mark.slow
 def test_a_fetch_that_fails_is_told_and_not_counted(tmp_path) -> None:
     clock = WorkerClock(1, None, str(tmp_path), False)
     with pytest.raises(KeyError, match="bad sample"):
