@@ -84,6 +84,7 @@ class Taps:
 
         for name in ("to", "cuda"):
             self._replace(torch.Tensor, name, self._copy)
+        self._replace(torch.Tensor, "copy_", self._copy_into)
 
     def remove(self) -> None:
         """Take them off; one that somebody else has wrapped meanwhile stays, and does nothing."""
@@ -182,3 +183,25 @@ class Taps:
             return result
 
         return copy
+
+    def _copy_into(self, before: Any) -> Any:
+        """Into a buffer on the GPU that stays, as graphs of a step and prefetchers use them."""
+        import torch
+
+        quiet, clock, compiling = self._quiet, self.clock, torch.compiler.is_compiling
+
+        def copy_into(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            source = args[0] if args else kwargs.get("other")
+            if (
+                not tensor.is_cuda
+                or compiling()
+                or not getattr(source, "is_cpu", False)
+                or not quiet(clock.mine)
+            ):
+                return before(tensor, *args, **kwargs)
+            begin = quiet(clock.moments.stamp)
+            result = before(tensor, *args, **kwargs)
+            quiet(clock.copied, begin)
+            return result
+
+        return copy_into

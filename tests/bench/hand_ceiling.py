@@ -10,6 +10,7 @@ import sys
 import time
 
 import torch
+import torch.distributed as dist
 
 from feedtune.workloads.vision import Training, find_job, make_loader, open_data, parse_args
 
@@ -17,36 +18,45 @@ WARM, MEASURED_S = 20, 3.0
 
 
 def rate(training: Training, batches: list) -> float:
-    """Steps a second over about three seconds."""
-
-    def synchronize() -> None:
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-
+    """Steps a second over about three seconds; all ranks do the same steps."""
     stream = itertools.cycle(batches)
-    for _ in range(WARM):
-        training.step(*next(stream))
-    synchronize()
-    begun, steps = time.perf_counter(), 0
-    while time.perf_counter() - begun < MEASURED_S:
-        training.step(*next(stream))
-        steps += 1
-    synchronize()
-    return steps / (time.perf_counter() - begun)
+
+    def seconds(steps: int) -> float:
+        synchronize()
+        begun = time.perf_counter()
+        for _ in range(steps):
+            training.step(*next(stream))
+        synchronize()
+        return time.perf_counter() - begun
+
+    seconds(WARM)
+    steps = [max(1, round(MEASURED_S * WARM / seconds(WARM)))]
+    if dist.is_initialized():
+        dist.broadcast_object_list(steps)
+    return steps[0] / seconds(steps[0])
+
+
+def synchronize() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def main() -> None:
     args = parse_args(sys.argv[1:])
     job = find_job()
     images = open_data(args.data)
+    if job.world > 1:
+        dist.init_process_group("nccl" if job.device.type == "cuda" else "gloo")
     loader = make_loader(args, job, images)
     training = Training(args, job, len(images.classes))
     batches = list(itertools.islice(loader, 10))
     pageable = [[t.clone() for t in batch] for batch in batches]
-    print(f"pageable {rate(training, pageable):.3f} steps/s")
+    job.say(f"pageable {rate(training, pageable):.3f} steps/s")
     if torch.cuda.is_available():
         pinned = [[t.pin_memory() for t in batch] for batch in pageable]
-        print(f"pinned {rate(training, pinned):.3f} steps/s")
+        job.say(f"pinned {rate(training, pinned):.3f} steps/s")
+    if job.world > 1:
+        dist.destroy_process_group()
 
 
 main()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -252,7 +254,9 @@ def test_a_compiled_training_is_compiled_as_without_taps(install) -> None:
     from torch._dynamo.testing import CompileCounter
 
     def work(x: torch.Tensor) -> torch.Tensor:
-        return (x.to(torch.float64) * 2).to(torch.float32).sin()
+        buffer = torch.empty(3, dtype=torch.float64)
+        buffer.copy_(x.to(torch.float64) * 2)
+        return buffer.to(torch.float32).sin()
 
     def compiled() -> tuple[int, torch.Tensor]:
         torch._dynamo.reset()
@@ -270,3 +274,56 @@ def test_a_compiled_training_is_compiled_as_without_taps(install) -> None:
         taps.remove()
     assert after[0] == before[0]
     assert torch.equal(after[1], before[1])
+
+
+class Place:
+    """As a tensor on a GPU, or as one that is not."""
+
+    def __init__(self, on_gpu: bool) -> None:
+        self.is_cuda, self.is_cpu = on_gpu, not on_gpu
+
+
+def test_copies_to_a_gpu_are_seen_whichever_way_they_are_made() -> None:
+    clock = StepClock()
+    taps = Taps(clock)
+    gpu, cpu = Place(True), Place(False)
+    to, into = taps._copy(lambda _, target: target), taps._copy_into(lambda target, *_, **__: target)
+    ways = {
+        "to a GPU": (lambda: to(cpu, gpu), True),
+        "to the CPU": (lambda: to(cpu, cpu), False),
+        "between GPUs": (lambda: to(gpu, gpu), False),
+        "into a buffer": (lambda: into(gpu, cpu, True), True),
+        "into a buffer, by name": (lambda: into(gpu, other=cpu), True),
+        "of a number into a buffer": (lambda: into(gpu, 3.0), False),
+        "into a buffer on the CPU": (lambda: into(cpu, cpu), False),
+        "from a GPU into another": (lambda: into(gpu, gpu), False),
+    }
+    for way, (copy, seen) in ways.items():
+        clock.begin()
+        clock.returned((1,))
+        assert copy() in (gpu, cpu)
+        clock.begin()
+        ((_, parts),) = clock.take()
+        assert ("h" in parts) == seen, way
+
+
+def test_pinned_batches_are_counted_whole() -> None:
+    module = types.SimpleNamespace()
+
+    def pin_memory(data: object, device: object = None) -> object:
+        if isinstance(data, list):
+            return [module.pin_memory(one, device) for one in data]
+        time.sleep(0.002)
+        return data
+
+    module.pin_memory = pin_memory
+    taps = Taps(StepClock())
+    taps.install_pin(module)
+    batches = [[1, [2, 3]], [4]]
+    with ThreadPoolExecutor(2) as threads:  # torch pins in a thread, a loop of one's own may do so, too
+        assert list(threads.map(module.pin_memory, batches)) == batches
+    count, seconds = taps.pinned
+    assert count == 2
+    assert seconds >= 4 * 0.002
+    taps.remove()
+    assert module.pin_memory is pin_memory
