@@ -2,8 +2,9 @@
 
 Usage: python tests/bench/steady.py KIND      (eval: torchrun --standalone --nproc_per_node=2 ... eval)
 
-KIND: latency | decode | memory | eval | iterable. WORKERS (environment) sets num_workers, SECONDS how
-long to time. The rate leaves out the start, and one turnover of the queue after each evaluation.
+KIND: latency | decode | memory | eval | iterable. WORKERS (environment) sets num_workers; for each line on
+standard input it trains for SLICE seconds, prints its rate in them and waits for the next line; without SLICE
+it trains on. The rate leaves out the start, and one turnover of the queue after each evaluation or wait.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info
 
 WORKERS = int(os.environ.get("WORKERS", "0"))
-SECONDS = float(os.environ.get("SECONDS", "1e9"))
+SLICE = float(os.environ.get("SLICE", "inf"))
 BATCH, PREFETCH, EVAL_EVERY = 8, 2, 15
 
 
@@ -94,8 +95,9 @@ def main(kind: str) -> None:
     loader = DataLoader(data, BATCH, sampler=sampler, num_workers=WORKERS)
     test = DataLoader(Waiting(), BATCH)
     turnover = WORKERS * (PREFETCH + 1) + 2
-    skip, steps, seconds, began = 10 * turnover, 0, 0.0, time.monotonic()
-    edge = began
+    first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    skip, steps, seconds = 10 * turnover, 0, 0.0
+    edge = time.monotonic()
     for number, (x, y) in enumerate(loader, 1):
         loss = torch.nn.functional.cross_entropy(model(x), y)
         optimizer.zero_grad()
@@ -110,12 +112,11 @@ def main(kind: str) -> None:
         if kind == "eval" and number % EVAL_EVERY == 0:
             evaluate(model, test)
             skip, edge = max(skip, turnover), time.monotonic()
-        if seconds > SECONDS or (kind == "eval" and now - began > 3 * SECONDS):
-            break
-    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-        print(f"{steps / seconds:.3f} steps/s", flush=True)
-    if torch.distributed.is_initialized():
-        os._exit(0)  # the other rank is in the middle of a step
+        if seconds > SLICE and first:  # other ranks wait for this one
+            print(f"{steps / seconds:.3f} steps/s", flush=True)
+            if not sys.stdin.readline():
+                os._exit(0)
+            skip, steps, seconds, edge = turnover, 0, 0.0, time.monotonic()
 
 
 def evaluate(model, test) -> None:

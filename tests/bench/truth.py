@@ -2,63 +2,91 @@
 
 Usage: python tests/bench/truth.py [KIND ...]
 
-Prints for each the mean rate of its blocks, the script's own rate before and after them, and the ratio.
+The fresh process, without feedtune, trains for a slice between each two blocks of the trial, which wait for
+it: what else the machine does meets both. A block is held against the mean of the slices around it. Prints
+for each training both rates, and the mean of the ratios, block over afresh, with its 95 % interval.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from feedtune.analysis.stats import paired_gain
+from feedtune.trials.options import TuneOptions
+from feedtune.trials.tune import tune
+
 STEADY = str(Path(__file__).resolve().parent / "steady.py")
 WORKERS = {"latency": 8, "decode": 2, "memory": 0, "eval": 1, "iterable": 2}
-SECONDS = os.environ.get("SECONDS", "15")  # timed by the script itself, before and again after the trial
+SECONDS = 4.0  # of a slice, and of a block
 
 
-def command(kind: str) -> list[str]:
+class Afresh:
+    """The script without feedtune, which trains when it is asked to."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.rates: list[float] = []
+        env = {**os.environ, "SLICE": str(SECONDS)}
+        self._process = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # at its end one rank leaves the other alone
+            text=True,
+        )
+        self._read()  # trained once: all that a first time takes is behind it
+
+    def _read(self) -> float:
+        assert self._process.stdout is not None
+        return float(self._process.stdout.readline().split()[0])
+
+    def train(self) -> None:
+        """One slice more."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("go on\n")
+        self._process.stdin.flush()
+        self.rates.append(self._read())
+
+    def end(self) -> None:
+        self._process.communicate()
+
+
+def measure(kind: str) -> str:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"] if kind == "eval" else []
-    return [sys.executable, *launcher, STEADY, kind]
+    command = [sys.executable, *launcher, STEADY, kind]
+    os.environ.update(WORKERS=str(WORKERS[kind]), OMP_NUM_THREADS="1")
+    fixed = {"num_workers": WORKERS[kind], "prefetch_factor": 2, "pin_memory": False}
+    afresh = Afresh(command)
 
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr)
+        if " candidate " in line or " confirm " in line:
+            afresh.train()
+            print(f"{'afresh':>12} {afresh.rates[-1]:65.2f} steps/s", file=sys.stderr)
 
-def afresh(kind: str) -> float:
-    env = {**os.environ, "WORKERS": str(WORKERS[kind]), "SECONDS": SECONDS, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command(kind), env=env, stdout=subprocess.PIPE, text=True, check=False)
-    return float(re.findall(r"([0-9.]+) steps/s", done.stdout)[-1])
-
-
-def blocks(kind: str) -> list[dict]:
-    env = {**os.environ, "WORKERS": str(WORKERS[kind]), "SECONDS": "1e9", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        words = [
-            "--set",
-            f"num_workers={WORKERS[kind]}",
-            "--set",
-            "prefetch_factor=2",
-            "--block-seconds",
-            "3",
-        ]
-        words = [*words, "--set", "pin_memory=false", "--budget", "600", "--out", folder + "/run", "--json"]
-        full = [sys.executable, "-m", "feedtune", "tune", *words, "--", *command(kind)]
-        done = subprocess.run(full, env=env, stdout=subprocess.PIPE, text=True, check=True)
-    return [b for b in json.loads(done.stdout)["blocks"] if b["kind"] == "confirm" and b["rate"]]
+        options = TuneOptions(
+            command, Path(folder, "run"), budget_s=900, pairs=6, block_s=SECONDS, fixed=fixed
+        )
+        found = [b["rate"] for b in tune(options, tell)["blocks"] if b["kind"] == "confirm"]
+    afresh.end()
+    bare = [math.sqrt(before * after) for before, after in zip(afresh.rates, afresh.rates[1:], strict=False)]
+    pairs = [(a, b) for a, b in zip(bare, found, strict=True) if b]
+    gain = paired_gain(*zip(*pairs, strict=True))
+    rates = (math.exp(sum(map(math.log, side)) / len(side)) for side in zip(*pairs, strict=True))
+    shown = "".join(f"{rate:>13.3f}" for rate in rates)
+    return f"{WORKERS[kind]:>8}{len(pairs):>8}{shown}{gain.ratio:>9.3f} ({gain.low:.3f} to {gain.high:.3f})"
 
 
 def main() -> None:
-    print(f"{'':<10}{'workers':>8}{'blocks':>8}{'block rate':>13}{'afresh':>12}{'and again':>12}{'ratio':>8}")
+    print(f"{'':<10}{'workers':>8}{'blocks':>8}{'afresh':>13}{'block rate':>13}{'ratio':>9}")
     for kind in sys.argv[1:] or WORKERS:
-        before, found, after = afresh(kind), blocks(kind), afresh(kind)
-        rate = math.exp(sum(math.log(b["rate"]) for b in found) / len(found))
-        print(
-            f"{kind:<10}{WORKERS[kind]:>8}{len(found):>8}{rate:>13.3f}{before:>12.3f}{after:>12.3f}"
-            f"{rate / math.sqrt(before * after):>8.3f}",
-            flush=True,
-        )
+        print(f"{kind:<10}{measure(kind)}", flush=True)
 
 
 main()
