@@ -67,7 +67,7 @@ def test_two_gloo_ranks_change_at_the_same_step_and_the_work_folder_stays(
     (work / "last.pt").write_text("an older checkpoint")
     before = folder_hash(work)
     torchrun = [BIN / "torchrun", "--standalone", "--nproc_per_node=2", "train.py", photos]
-    words = ["tune", "--json", "--out", run, "--trials", "4", "--block-seconds", "0.5"]
+    words = ["tune", "--json", "--out", run, "--block-seconds", "0.6"]
     done = feedtune(*words, "--", *torchrun, cwd=work, LOGS=str(logs))
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -77,7 +77,7 @@ def test_two_gloo_ranks_change_at_the_same_step_and_the_work_folder_stays(
     assert document["ceiling"]["rate"] > 0
     candidates = [b for b in document["blocks"] if b["kind"] == "candidate" and b["rate"]]
     measured = {json.dumps(b["settings"]) for b in candidates}
-    assert len(measured) >= 4, done.stderr
+    assert len(measured) >= 6, done.stderr
     for block in document["blocks"]:
         assert len(set(block["first_steps"].values())) <= 1, block
     # Each rank's own log: the ceiling replays batches that one worker made, so it does not show here.
@@ -86,7 +86,7 @@ def test_two_gloo_ranks_change_at_the_same_step_and_the_work_folder_stays(
     assert common > 100
     assert ranks[0][:common] == ranks[1][:common]
     changes = [workers for workers, _ in groupby(line.split()[1] for line in ranks[0])]
-    assert len(changes) >= 4
+    assert len(changes) >= 6
     assert folder_hash(work) == before
     assert not wait_until_gone(str(photos))
 
