@@ -2,9 +2,9 @@
 
 Keys of a record's ``parts``, in seconds, offsets from the step's begin on the rank's timeline (its GPU's
 stream under CUDA, else its host); what was not seen is absent: ``t`` duration on the GPU's timeline, ``s``
-exposed starvation there, ``h`` host-to-device copies, ``b`` first backward's begin and last one's end, ``o``
-end of the last optimizer step, ``y`` sync points ``[kind, arrive, leave]``, ``g`` garbage collection, ``n``
-elements of the batch.
+exposed starvation there, ``h`` host-to-device copies, ``b`` end of the last backward, ``o`` end of the last
+optimizer step, ``y`` sync points ``[kind, arrive, leave]``, ``g`` garbage collection, ``n`` elements of the
+batch. Of a long run's steps only some have parts.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def line_up(
     """
     chosen = choose_steps(ranks, workers, prefetch)
     steps = {rank: _on_timeline(records, loop_waits) for rank, records in chosen.ranks.items()}
-    places = chosen.measured
+    known = {place: [of[place].gc_s is not None for of in steps.values()] for place in chosen.measured}
+    places = [place for place, ranks_know in known.items() if all(ranks_know)] or chosen.measured
     waits_seen = _seen(places, steps, "wait_s")
     whole = _whole(len(chosen.steps) - 1, steps, waits_seen, _seen(places, steps, "gc_s"))
     matched = {place for place in whole if len({of[place].kinds for of in steps.values()}) == 1}
@@ -84,7 +85,7 @@ def line_up(
     good = matched if synced else whole
     rounds = tuple(_all_rounds(chosen, steps, good)) if synced else ()
     measured = [place for place in places if place in good]
-    left_out = len(places) - len(measured)
+    left_out = len(places) - len(measured) + sum(any(one) and not all(one) for one in known.values())
     covered = {place for one in rounds for place in range(one.begin + 1, one.end + 1)}
     if covered:  # where ranks wait for each other in every few steps only, of whole rounds
         measured = [place for place in measured if place in covered]
@@ -139,7 +140,7 @@ def _rank_step(begin_s: float, one: StepSeen, length_s: float, device: bool, loo
     parts = one.parts or {}
     wait_s = parts.get("s") if device else one.wait_s
     backward, optimized = parts.get("b"), parts.get("o")
-    ends = [end for end in (backward[1], optimized) if end is not None] if backward else []
+    end_s = None if backward is None else max(backward, optimized or 0.0)
     points = parts.get("y") or ()
     return RankStep(
         begin_s,
@@ -147,7 +148,7 @@ def _rank_step(begin_s: float, one: StepSeen, length_s: float, device: bool, loo
         wait_s if loop_waits else None,
         max(0.0, one.wait_s - wait_s) if device and loop_waits and wait_s is not None else None,
         parts.get("h"),
-        max(ends, default=None),
+        end_s,
         None if one.parts is None else parts.get("g", 0.0),
         None if any(None in point for point in points) else tuple(Sync(*point) for point in points),
         parts.get("n"),

@@ -140,6 +140,7 @@ class Machine:
         block.records.append((block.step, enter, now, tag, elements, clone_s))
         if self._trace is not None:
             self._trace.quiet(self._trace.clock.returned, (block, block.step), elements)
+            self._trace.quiet(self._trace.count, batch)
             if self._trace.clock.full:
                 self._take_parts()
         block.step += 1

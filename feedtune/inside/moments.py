@@ -12,14 +12,16 @@ class Moments(Protocol):
     """Where stamps come from. A stamp is opaque; ``None`` stands for one that could not be taken."""
 
     device: bool  # stamps lie on a device's timeline
+    trains: Optional[int]  # the device whose parameters are optimized, as far as it is known
+    foreign: int  # edges that came from another stream or thread than the one that trains
 
-    def stamp(self) -> Any:
-        """This moment."""
+    def stamp(self, instead: Any = None) -> Any:
+        """This moment; ``instead`` is a stamp that nothing else holds, and that this one replaces."""
 
     def step_edge(self) -> Any:
         """This moment, in the loop that asks for batches."""
 
-    def optimizer_stepped(self) -> Any:
+    def optimizer_stepped(self, optimizer: Any) -> Any:
         """This moment, after an optimizer's step."""
 
     def passed(self, stamp: Any) -> bool:
@@ -39,8 +41,10 @@ class HostMoments:
     """Stamps are seconds of the monotonic clock."""
 
     device = False
+    trains: Optional[int] = None
+    foreign = 0
 
-    def stamp(self) -> float:
+    def stamp(self, _: Optional[float] = None) -> float:
         """This moment."""
         return time.monotonic()
 
@@ -74,9 +78,10 @@ class HostMoments:
 class CudaMoments:
     """Stamps are CUDA events with timing, recorded on the current stream and used again.
 
-    Edges of steps lie on the stream of the latest optimizer step. Where the loop asks for batches from
-    another stream or thread, as prefetchers do, what the device does meanwhile says nothing of its waiting:
-    the edge is ``None``, and the step has no times.
+    They lie on the device whose parameters are optimized: to touch another one would take memory there for a
+    context. Edges of steps lie on the stream of the latest optimizer step. Where the loop asks for batches
+    from another stream or thread, as prefetchers do, what the device does meanwhile says nothing of its
+    waiting: the edge is ``None``, and the step has no times.
     """
 
     device = True
@@ -85,17 +90,22 @@ class CudaMoments:
         import torch
 
         self._cuda = torch.cuda
+        # The handle of a device's current stream; the stream itself takes 40 times as long.
+        self._handle_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _handle_of)
+        self.trains: Optional[int] = None
+        self._streams: dict[int, Any] = {}  # by their handles
         self._free: list[Any] = []
-        self._stream: Any = None
+        self._training: Any = None  # the stream
         self._thread: Optional[int] = None
-        self.foreign = 0  # edges that came from another stream or thread
+        self.foreign = 0
 
-    def stamp(self) -> Any:
+    def stamp(self, instead: Any = None) -> Any:
         """An event on the current stream; ``None`` while a graph is captured, which would swallow it."""
-        if self._cuda.is_current_stream_capturing():
+        device = self.trains
+        if device is None or self._cuda.is_current_stream_capturing():
             return None
-        event = self._event()
-        event.record()
+        event = instead or self._event()
+        event.record(self._current(device))
         return event
 
     def _event(self) -> Any:
@@ -103,19 +113,32 @@ class CudaMoments:
             return self._free.pop()
         return self._cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own gap
 
+    def _current(self, device: int) -> Any:
+        """The current stream of the device; the same object for the same stream."""
+        handle = self._handle_of(device)
+        found = self._streams.get(handle)
+        if found is None:
+            found = self._streams[handle] = self._cuda.current_stream(device)
+        return found
+
     def step_edge(self) -> Any:
         """An event on the stream that trains, if this is it."""
-        stream = self._stream
-        if stream is None:
-            return self.stamp()
-        if self._thread != threading.get_ident() or self._cuda.current_stream() != stream:
+        device = self.trains
+        if device is None:
+            return None
+        if self._thread != threading.get_ident() or self._current(device) is not self._training:
             self.foreign += 1
             return None
         return self.stamp()
 
-    def optimizer_stepped(self) -> Any:
-        """An event, and which stream and thread train."""
-        self._stream = self._cuda.current_stream()
+    def optimizer_stepped(self, optimizer: Any) -> Any:
+        """An event, and which device, stream and thread train."""
+        device = _device_of(optimizer)
+        if device != self.trains:
+            self.trains = device
+            self._streams.clear()
+            self._free.clear()
+        self._training = self._current(device)
         self._thread = threading.get_ident()
         return self.stamp()
 
@@ -128,9 +151,8 @@ class CudaMoments:
 
         def at(stamp: Any) -> Optional[float]:
             try:
-                passed = stamp is not None and begin is not None and stamp.query()
-                return float(begin.elapsed_time(stamp)) / 1e3 if passed else None
-            except (RuntimeError, ValueError):  # of another device
+                return None if stamp is None or begin is None else float(begin.elapsed_time(stamp)) / 1e3
+            except (RuntimeError, ValueError):  # not passed, or of another device
                 return None
 
         return at
@@ -141,7 +163,30 @@ class CudaMoments:
 
     def release(self, step: Any) -> None:
         """Events of a step are free, but for its end, with which the next one begins."""
-        pairs = [*step.buckets, step.copies or (), step.backward or ()]
-        found = [step.begin, step.got, step.optimized, *(event for pair in pairs for event in pair)]
+        pairs = [*step.buckets, step.copies or ()]
+        found = [
+            step.begin,
+            step.got,
+            step.backward,
+            step.optimized,
+            *(event for pair in pairs for event in pair),
+        ]
         found += [event for kind, *both in step.syncs if kind != "gradients" for event in both]
         self._free += [event for event in found if event is not None]
+
+
+def _handle_of(device: int) -> int:
+    import torch
+
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def _device_of(optimizer: Any) -> int:
+    """The GPU that holds what is optimized; of what lies on the host, the current one."""
+    import torch
+
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    parameter = next(parameters, None)
+    if parameter is not None and parameter.is_cuda:
+        return int(parameter.device.index)
+    return torch.cuda.current_device()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -12,21 +13,26 @@ class Quiet:
     Attributes:
         off: something has failed.
         failed: told what it was.
+        cost_s: what the calls took, on all threads.
     """
 
     def __init__(self) -> None:
         self.off = False
+        self.cost_s = 0.0
         self.failed: Optional[Callable[[Exception], None]] = None
 
     def __call__(self, call: Callable[..., Any], *values: Any) -> Any:
         """What the call returns; ``None`` where it fails, and after that."""
         if self.off:
             return None
+        begun = time.monotonic()
         try:
             return call(*values)
         except Exception as error:  # noqa: BLE001  # told below
             self.give_up(error)
             return None
+        finally:
+            self.cost_s += time.monotonic() - begun
 
     def give_up(self, error: Exception) -> None:
         """Something has failed."""

@@ -50,8 +50,8 @@ class Step:
         self.got: Any = None
         self.end: Any = None
         self.row: tuple[Any, ...] = ()
-        self.copies: Optional[list[Any]] = None  # first begin, last end
-        self.backward: Optional[list[Any]] = None  # first begin, last end
+        self.copies: Optional[list[Any]] = None  # first begin, last end if there was one
+        self.backward: Any = None  # end of the last one
         self.optimized: Any = None
         self.syncs: list[tuple[str, Any, Any]] = []
         self.buckets: list[list[Any]] = []  # [ready, reduced] of each bucket
@@ -74,38 +74,54 @@ class StepClock:
         self.moments: Moments = HostMoments()
         self.step: Optional[Step] = None
         self.thread: Optional[int] = None  # that trains
-        self.cost_s = 0.0  # what reading the clocks has cost the training
+        self.copied = False  # a tensor was copied to the device in a step
+        self.rests = False  # steps are not taken down now
         self.lost = 0  # steps whose events were given up
         self.hooks = 0  # communication hooks of the script that run now: what they wait for is gradients
         self.backwards = 0  # that run now, on any thread
         self._pending: deque[Step] = deque()
 
-    def begin(self, ready: Optional[int] = None) -> None:
-        """The loop asks for a batch: the running step ends, the next one begins."""
-        stamp = self.moments.step_edge()
-        step, self.step = self.step, Step(stamp, ready)
+    def begin(self, ready: Optional[int] = None, full: bool = True) -> None:
+        """The loop asks for a batch: the running step ends, the next one begins.
+
+        Args:
+            ready: batches that wait for the loop.
+            full: take the next one down; else there will be nothing but its row.
+        """
+        before = self.step
+        stamp = self.moments.step_edge() if full or before is not None else None
+        self.step = Step(stamp, ready) if full else None
+        self.rests = not full
         if self.thread is None:
             self.thread = threading.get_ident()
-        if step is not None and step.row:
-            step.end = stamp
-            self._gradients_reduced(step, stamp)
-            self._pending.append(step)
-            if len(self._pending) > _MOST_PENDING:
-                self._pending[0].end = None
-                self.lost += 1
+        if before is not None and before.row:
+            before.end = stamp
+            self._gradients_reduced(before, stamp)
+            self._keep(before)
+
+    def _keep(self, step: Step) -> None:
+        self._pending.append(step)
+        if len(self._pending) > _MOST_PENDING:
+            self._pending[0].end = None
+            self.lost += 1
 
     def returned(self, row: tuple[Any, ...], elements: Optional[int] = None) -> None:
         """The loop has its batch; ``row`` is what the step will be written with."""
         step = self.step
-        if step is None:  # seen for the first time at the end of a fetch
-            step = self.step = Step(None, None)
+        if step is None:
+            step = Step(None, None)
+            if self.rests:
+                step.row = row
+                self._keep(step)
+                return
+            self.step = step  # seen for the first time at the end of a fetch
         step.got = self.moments.step_edge()
         step.row = row
         step.elements = elements
 
     def drop(self) -> None:
         """What runs now is no step that counts: it will not be written."""
-        self.step = None
+        self.step, self.rests = None, False
 
     def take(self, at_end: bool = False) -> list[tuple[tuple[Any, ...], Optional[dict[str, Any]]]]:
         """Rows and parts of the steps that are known by now.
@@ -115,9 +131,12 @@ class StepClock:
         """
         found: list[tuple[tuple[Any, ...], Optional[dict[str, Any]]]] = []
         pending, moments = self._pending, self.moments
-        while pending and (at_end or pending[0].end is None or moments.passed(pending[0].end)):
-            step = pending.popleft()
+        while pending:
+            step = pending[0]
             known = step.end is not None and moments.passed(step.end)
+            if not known and step.end is not None and not at_end:
+                break  # the device is behind
+            pending.popleft()
             found.append((step.row, parts_of(step, moments) if known else None))
             moments.release(step)
         if at_end and self.step is not None and self.step.row:
@@ -129,6 +148,11 @@ class StepClock:
     def waiting(self) -> int:
         """Steps that have ended and were not taken."""
         return len(self._pending)
+
+    @property
+    def known(self) -> int:
+        """Steps that were not taken, the running one included once it has its batch."""
+        return len(self._pending) + bool(self.step is not None and self.step.row)
 
     @property
     def full(self) -> bool:
@@ -145,26 +169,24 @@ class StepClock:
         """Whether a step runs, and this is the thread that trains."""
         return self.step is not None and self.thread == threading.get_ident()
 
-    def backward_begins(self) -> None:
-        """``torch.autograd.backward`` is called."""
+    def backward_begins(self) -> bool:
+        """``torch.autograd.backward`` is called; whether that is this step's."""
         step = self.step
-        if step is None:
-            return
+        if step is None or not self.mine():
+            return False
         step.depth += 1
-        if step.depth == 1:
-            if step.open:  # of a backward that was not seen
-                self._gradients_reduced(step, self.moments.stamp())
-            if step.backward is None:
-                step.backward = [self.moments.stamp(), None]
+        if step.depth == 1 and step.open:  # of a backward that was not seen
+            self._gradients_reduced(step, self.moments.stamp())
+        return True
 
     def backward_ends(self) -> None:
         """It has returned: on a host all buckets are reduced."""
         step = self.step
-        if step is None or step.backward is None:
+        if step is None or not step.depth:
             return
         step.depth -= 1
         if step.depth == 0:
-            step.backward[1] = stamp = self.moments.stamp()
+            step.backward = stamp = self.moments.stamp()
             self._gradients_reduced(step, stamp)
 
     def _gradients_reduced(self, step: Step, stamp: Any) -> None:
@@ -191,7 +213,7 @@ class StepClock:
         """The bucket of an entry is reduced on all ranks."""
         entry[1] = self.moments.stamp()
 
-    def optimizer_stepped(self) -> None:
+    def optimizer_stepped(self, optimizer: Any) -> None:
         """An optimizer's step has ended; inside a backward it may run on a thread of autograd's."""
         thread, step = threading.get_ident(), self.step
         if self.backwards and thread != self.thread:
@@ -201,7 +223,7 @@ class StepClock:
         self.thread = thread
         if step is None:
             return
-        step.optimized = stamp = self.moments.optimizer_stepped()
+        step.optimized = stamp = self.moments.optimizer_stepped(optimizer)
         if not step.depth:  # of a backward that was not seen
             self._gradients_reduced(step, stamp)
 
@@ -211,13 +233,23 @@ class StepClock:
         if step is not None and len(step.syncs) < _MOST_SYNCS:
             step.syncs.append((kind, arrive, self.moments.stamp()))
 
-    def copied(self, begin: Any) -> None:
-        """A tensor was copied to the device since ``begin``, a stamp."""
+    def copy_begins(self) -> bool:
+        """A tensor may be copied to the device now; whether that is this step's."""
         step = self.step
-        if step is not None:
-            if step.copies is None:
-                step.copies = [begin, None]
-            step.copies[1] = self.moments.stamp()
+        if step is None or not self.mine():
+            return False
+        if step.copies is None:
+            step.copies = [None, None]
+        if step.copies[1] is None:
+            step.copies[0] = self.moments.stamp(step.copies[0])
+        return True
+
+    def copy_ends(self) -> None:
+        """It was."""
+        step = self.step
+        if step is not None and step.copies is not None:
+            self.copied = True
+            step.copies[1] = self.moments.stamp(step.copies[1])
 
     def collected(self, seconds: float) -> None:
         """Python's garbage collection took so long; in ``next()`` it is part of the wait."""
@@ -229,20 +261,20 @@ def parts_of(step: Step, moments: Moments) -> dict[str, Any]:
     """The parts of a step that has ended, as they are written; absent: not seen.
 
     Keys: ``t`` and ``s`` duration and exposed starvation on the GPU's timeline, ``h`` host-to-device
-    copies, ``b`` backward from/to, ``o`` end of the optimizer's step, ``y`` points where ranks wait for each
-    other ``[kind, arrive, leave]``, ``r`` first bucket ready, ``w`` waits of the buckets, ``v`` their bytes,
-    ``g`` garbage collection, ``q`` batches ready, ``n`` elements of the batch. Times in seconds; ``b``,
-    ``o``, ``y`` and ``r`` from the step's begin.
+    copies, ``b`` end of the last backward, ``o`` end of the optimizer's step, ``y`` points where ranks wait
+    for each other ``[kind, arrive, leave]``, ``r`` first bucket ready, ``w`` waits of the buckets, ``v``
+    their bytes, ``g`` garbage collection, ``q`` batches ready, ``n`` elements of the batch. Times in seconds;
+    ``b``, ``o``, ``y`` and ``r`` from the step's begin.
     """
     parts: dict[str, Any] = {}
     at = moments.offsets(step.begin)
     if moments.device and step.begin is not None:
         parts["t"] = at(step.end)
         parts["s"] = at(step.got)
-    if step.copies is not None:
+    if step.copies is not None and step.copies[1] is not None:
         parts["h"] = _between(at(step.copies[0]), at(step.copies[1]))
     if step.backward is not None:
-        parts["b"] = [at(step.backward[0]), at(step.backward[1])]
+        parts["b"] = at(step.backward)
     if step.optimized is not None:
         parts["o"] = at(step.optimized)
     if step.syncs:

@@ -11,7 +11,7 @@ from typing import Any, Optional, Union
 
 # enter_s, return_s, tag, made_s: see feedtune.analysis.steps
 Row = tuple[float, float, Optional[str], Optional[float]]
-# The same, and what else was seen of the step, such as {"t": 0.5, "b": [0.1, 0.2], "y": [["call", 0.2, 0.3]]}
+# The same, and what else was seen of the step, such as {"t": 0.5, "b": 0.2, "y": [["call", 0.2, 0.3]]}
 FullRow = tuple[float, float, Optional[str], Optional[float], Optional[dict[str, Any]]]
 
 _SHAPES = 256  # patterns kept; a script whose steps all differ must not fill memory
@@ -24,8 +24,8 @@ def step_line(step: int, row: Union[Row, FullRow]) -> str:
 
     >>> step_line(7, (1.0, 1.25, None, None)).strip()
     '[7,1.000000,1.250000]'
-    >>> step_line(8, (2.0, 2.5, "eval", None, {"t": 0.5, "b": [0.125, 0.25], "q": 2})).strip()
-    '[8,2.000000,2.500000,"eval",null,{"t":0.5,"b":[0.125,0.25],"q":2}]'
+    >>> step_line(8, (2.0, 2.5, "eval", None, {"t": 0.5, "b": 0.25, "q": 2})).strip()
+    '[8,2.000000,2.500000,"eval",null,{"t":0.5,"b":0.25,"q":2}]'
     """
     parts = row[4] if len(row) > 4 else None
     if parts:

@@ -53,9 +53,9 @@ class Taps:
 
         quiet, clock = self._quiet, self.clock
 
-        def stepped(*_: Any) -> None:
+        def stepped(optimizer: Any, *_: Any) -> None:
             self._stepping = True
-            quiet(clock.optimizer_stepped)
+            quiet(clock.optimizer_stepped, optimizer)
             self._stepping = False
 
         handle = register_optimizer_step_post_hook(stepped)
@@ -82,9 +82,8 @@ class Taps:
         """Tap the copies to a GPU, once the process is known to use one."""
         import torch
 
-        for name in ("to", "cuda"):
+        for name in ("to", "cuda", "copy_"):
             self._replace(torch.Tensor, name, self._copy)
-        self._replace(torch.Tensor, "copy_", self._copy_into)
 
     def remove(self) -> None:
         """Take them off; one that somebody else has wrapped meanwhile stays, and does nothing."""
@@ -116,10 +115,8 @@ class Taps:
         def backward(*args: Any, **kwargs: Any) -> Any:
             if compiling():
                 return before(*args, **kwargs)
-            mine = quiet(clock.mine)
+            mine = quiet(clock.backward_begins)
             clock.backwards += 1
-            if mine:
-                quiet(clock.backward_begins)
             try:
                 return before(*args, **kwargs)
             finally:
@@ -169,39 +166,18 @@ class Taps:
         return pin_memory
 
     def _copy(self, before: Any) -> Any:
+        """To the GPU, or into a buffer there, as graphs of a step and prefetchers have them."""
         import torch
 
         quiet, clock, compiling = self._quiet, self.clock, torch.compiler.is_compiling
 
         def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if compiling() or not tensor.is_cpu or not quiet(clock.mine):
+            source = tensor if tensor.is_cpu else args[0] if args else kwargs.get("other")
+            if not getattr(source, "is_cpu", False) or compiling() or not quiet(clock.copy_begins):
                 return before(tensor, *args, **kwargs)
-            begin = quiet(clock.moments.stamp)
             result = before(tensor, *args, **kwargs)
             if result.is_cuda:
-                quiet(clock.copied, begin)
+                quiet(clock.copy_ends)
             return result
 
         return copy
-
-    def _copy_into(self, before: Any) -> Any:
-        """Into a buffer on the GPU that stays, as graphs of a step and prefetchers use them."""
-        import torch
-
-        quiet, clock, compiling = self._quiet, self.clock, torch.compiler.is_compiling
-
-        def copy_into(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            source = args[0] if args else kwargs.get("other")
-            if (
-                not tensor.is_cuda
-                or compiling()
-                or not getattr(source, "is_cpu", False)
-                or not quiet(clock.mine)
-            ):
-                return before(tensor, *args, **kwargs)
-            begin = quiet(clock.moments.stamp)
-            result = before(tensor, *args, **kwargs)
-            quiet(clock.copied, begin)
-            return result
-
-        return copy_into

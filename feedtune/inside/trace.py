@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Optional
 
+from .copies import CopyRate
 from .ddp import BUCKETS
 from .meter import RunMeters, WorkerMeter, module_of_workers
 from .moments import CudaMoments
+from .pace import Pace
 from .probe import forks, ready
 from .quiet import Quiet
 from .replay import measure
@@ -21,6 +23,7 @@ _MEASURED_EACH = 64  # batches that are all measured; after them one in so many 
 _UNEVEN = 1.05  # largest over smallest batch
 _WORKERS_EVERY_S = _TAKEN_EVERY_S = 1.0
 _FOREIGN = 0.1  # share of steps
+_SHOWN = 16  # batches after which an optimizer has stepped, and copies to the GPU were seen
 
 
 class Trace:
@@ -43,6 +46,8 @@ class Trace:
         self._file: Optional[StepFile] = None
         self._sizes: list[int] = []  # smallest and largest batch
         self._batches = 0
+        self._rate: Optional[CopyRate] = None
+        self._pace = Pace()
         self._workers_s = self._taken_s = 0.0
         self.limit: Optional[int] = None
         self._meter: Optional[WorkerMeter] = None  # of the running iterator
@@ -89,6 +94,7 @@ class Trace:
 
         self._file = file
         self.clock.drop()
+        self.quiet.cost_s = 0.0
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's own gap
             self.clock.moments = CudaMoments()
             self._taps.install_copies()
@@ -97,13 +103,16 @@ class Trace:
     def begin(self, iterator: Any) -> None:
         """The loop asks the training iterator for a batch."""
         begun = time.monotonic()
-        self.clock.begin(ready(iterator))
-        self.clock.cost_s += time.monotonic() - begun
+        clock, file = self.clock, self._file
+        full = file is None or self._pace.full(file.steps + clock.known, begun, self.quiet.cost_s)
+        clock.begin(ready(iterator) if full else None, full)
+        self.quiet.cost_s += time.monotonic() - begun
 
     def returned(self, row: tuple[Any, ...], batch: Any, meter: Optional[WorkerMeter]) -> None:
         """The loop has got it; steps that are known by now are written."""
         clock, file = self.clock, self._file
-        clock.returned(row, self._elements(batch))
+        clock.returned(row, None if clock.rests else self._elements(batch))
+        self.count(batch)
         if file is None:
             return
         near = self.limit is not None and file.steps + clock.waiting >= self.limit
@@ -115,7 +124,15 @@ class Trace:
             self._write_workers(row[1], before)  # these workers have ended
         if meter is not before or row[1] - self._workers_s > _WORKERS_EVERY_S:
             self._write_workers(row[1], meter)
-        clock.cost_s += time.monotonic() - row[1]
+        self.quiet.cost_s += time.monotonic() - row[1]
+
+    def count(self, batch: Any) -> None:
+        """The loop has one batch more; if copies should have been seen by now, and were not, time one."""
+        self._batches += 1
+        clock = self.clock
+        if self._batches == _SHOWN and not clock.copied and clock.moments.trains is not None:
+            with contextlib.suppress(Exception):  # a batch of a kind that cannot be looked through
+                self._rate = CopyRate(batch, clock.moments.trains)
 
     def _write_workers(self, now: float, meter: Optional[WorkerMeter]) -> None:
         if meter is not None and self._file is not None:
@@ -124,10 +141,9 @@ class Trace:
 
     def _elements(self, batch: Any) -> Optional[int]:
         """Tensor elements of a batch: of all where batches differ, else of one now and then."""
-        self._batches += 1
         sizes = self._sizes
         uneven = bool(sizes) and sizes[1] > _UNEVEN * sizes[0]
-        if self._batches > _MEASURED_EACH and self._batches % _MEASURED_EACH and not uneven:
+        if self._batches >= _MEASURED_EACH and self._batches % _MEASURED_EACH and not uneven:
             return None
         try:
             found = measure(batch)[0]
@@ -156,15 +172,25 @@ class Trace:
             why = "the script starts collectives of its own and waits for them later, which is not timed"
         if self._error is not None:
             note = f"taking steps down has failed: {type(self._error).__name__}: {self._error}"
-        elif getattr(clock.moments, "foreign", 0) > _FOREIGN * 2 * self._batches:
+        elif clock.moments.foreign > _FOREIGN * 2 * self._batches:
             note = "the loop asks for batches from another stream or thread than the one that trains"
+        elif self._batches > _SHOWN and clock.moments.device and clock.moments.trains is None:
+            note = "no optimizer of torch steps, so which stream of the GPU trains is not known"
         return {
             "ddp": {"models": BUCKETS.trained, "hook": BUCKETS.hook, "why": why},
             "clock": "cuda" if clock.moments.device else "host",
             "clock_note": note,
-            "cost_s": round(clock.cost_s, 6),
+            "cost_s": round(self.quiet.cost_s, 6),
+            "copies": self._copies(),
             "pin_s": [int(self._taps.pinned[0]), round(self._taps.pinned[1], 6)],
         }
+
+    def _copies(self) -> Optional[dict[str, Any]]:
+        """How long copies of a batch take: ``None`` where each is seen, or none is needed."""
+        rate = self._rate
+        if rate is None or self.clock.copied:
+            return None
+        return {"bytes": rate.bytes, "pinned": rate.pinned, "seconds": rate.seconds()}
 
 
 def _meter_for(loader: Any) -> Optional[WorkerMeter]:

@@ -11,6 +11,7 @@ _PARTS = {
     "data_wait_s": "data", "h2d_s": "copy", "compute_s": "compute", "communication_s": "comm",
     "straggle_s": "straggle", "stall_s": "gc", "rest_s": "rest",
 }  # fmt: skip
+_MOST = 0.75
 
 
 def finding_lines(training: dict[str, Any]) -> list[str]:
@@ -52,6 +53,11 @@ def notes(training: dict[str, Any]) -> list[str]:
     found = [FLAGS[flag] for flag in job["budget"]["flags"]]
     found += dict.fromkeys(rank["ddp"]["why"] for rank in ranks if rank["ddp"]["why"])
     found += dict.fromkeys(rank["clock_note"] for rank in ranks if rank["clock_note"])
+    copies = next((rank["copies"] for rank in ranks if rank["copies"] and rank["copies"]["bytes"]), None)
+    if copies is not None:
+        kind = "pinned" if copies["pinned"] else "pageable"
+        how = "could not be timed" if copies["seconds"] is None else "is its bytes at a rate timed once"
+        found.append(f"copies to the GPU were not seen; that of a {kind} batch {how}")
     if job["data_at_least_s"]:
         found.append(f"every rank waits for data at least {format_seconds(job['data_at_least_s'])} a step")
     dropped = sum(rank["dropped"] or 0 for rank in ranks)
@@ -59,7 +65,9 @@ def notes(training: dict[str, Any]) -> list[str]:
         found.append(f"{dropped} steps could not be recorded")
     cost = max(rank["cost_s"] / rank["steps"] for rank in ranks)
     if cost:
-        found.append(f"taking this down cost {format_seconds(cost)} a step")
+        part = min(rank["detailed"] / rank["steps"] for rank in ranks)
+        full = f", {part:.0%} of the steps in full" if part < _MOST else ""
+        found.append(f"taking this down{full} cost {format_seconds(cost)} a step")
     return [f"note: {text}" for text in found]
 
 

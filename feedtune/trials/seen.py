@@ -21,7 +21,7 @@ SCHEMA = "feedtune.run/1"
 _RANK_FILE = re.compile(r"rank(\d+)(?:\.(\d+))?\.json")
 _MOST_READ = 64 << 20  # bytes of records, over all ranks
 # Of a rank's description, what stands in the document as it is.
-_TOLD = ("pid", "host", "cuda", "own_thread", "missed", "ddp", "clock", "clock_note", "cost_s")
+_TOLD = ("pid", "host", "cuda", "own_thread", "missed", "ddp", "clock", "clock_note", "cost_s", "copies")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,16 @@ class RankSeen:
     def syncs_seen(self) -> bool:
         """Whether all points where it waits for other ranks were seen."""
         return bool(self.about["ddp"]["models"]) and self.about["ddp"]["why"] is None
+
+    def with_copies(self) -> Sequence[StepSeen]:
+        """The steps; where copies of batches to the GPU were not seen, with what they take by their bytes."""
+        copies = self.about["copies"]
+        if copies is None or copies["seconds"] is None:
+            return self.records
+        each = {"h": copies["seconds"]}
+        return [
+            one if one.parts is None else one._replace(parts={**each, **one.parts}) for one in self.records
+        ]
 
 
 def read_trainings(folder: Path) -> dict[int, dict[int, RankSeen]]:
@@ -102,7 +112,7 @@ def training(number: int, ranks: Mapping[int, RankSeen]) -> dict[str, Any]:
     about = ranks[min(ranks)].about
     loader, world = about["loader"], about["world"]
     shape = loader["num_workers"], loader["prefetch_factor"]
-    records = {rank: seen.records for rank, seen in ranks.items()}
+    records = {rank: seen.with_copies() for rank, seen in ranks.items()}
     loop_waits = all(seen.loop_waits for seen in ranks.values())
     timeline = line_up(records, *shape, world, loop_waits, all(seen.syncs_seen for seen in ranks.values()))
     budget = measure_budget(timeline)
@@ -123,11 +133,12 @@ def training(number: int, ranks: Mapping[int, RankSeen]) -> dict[str, Any]:
             {
                 **{name: seen.about[name] for name in _TOLD},
                 "rank": rank,
+                "detailed": sum(one.parts is not None for one in seen.records),
                 "dropped": seen.about.get("dropped"),
                 "others": seen.about.get("others"),
-                **measure_steps({rank: seen.records}, *shape, seen.loop_waits).as_dict(),
+                **measure_steps({rank: records[rank]}, *shape, seen.loop_waits).as_dict(),
                 "budget": budget.ranks[rank].as_dict(),
-                "queue": None if (queue := measure_queue(seen.records)) is None else queue.as_dict(),
+                "queue": None if (queue := measure_queue(records[rank])) is None else queue.as_dict(),
                 "pinned": {"batches": seen.about["pin_s"][0], "seconds": seen.about["pin_s"][1]},
                 "workers": None if (found := workers[rank]) is None else found.as_dict(),
             }

@@ -1,70 +1,90 @@
 """The ceiling of `feedtune run --ceiling` beside the same training edited by hand to reuse its batches.
 
-Usage: python tests/bench/ceiling_truth.py --data DIR [--rounds 5] [--nproc N] [vision options]
+Usage: python tests/bench/ceiling_truth.py --data DIR [--blocks 12] [--nproc N] [vision options]
 
-Both are measured in turns; prints the ratio of their rates, ours over by hand, with its 95 % interval, for
-batches in pageable memory and, where there is a GPU, in pinned memory.
+The training edited by hand, without feedtune, trains for a slice between each two blocks of cached batches,
+which wait for it: what else the machine does meets both. A block is held against the mean of the slices
+around it. Prints the ratio of the rates, ours over by hand, with its 95 % interval, for batches in pageable
+memory and, where there is a GPU, in pinned memory.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import re
-import subprocess
+import math
 import sys
 import tempfile
-from collections import defaultdict
 from pathlib import Path
+from typing import Any
+
+import torch
+from afresh import Afresh
 
 from feedtune.analysis.stats import paired_gain
+from feedtune.settings import LoaderSettings
+from feedtune.trials.ceiling import CeilingRun
+from feedtune.trials.live import in_trial
+from feedtune.trials.options import TuneOptions
 
 HAND = str(Path(__file__).with_name("hand_ceiling.py"))
+SECONDS = 4.0  # of a slice, and of a block
 
 
-def run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{command} failed:\n{done.stderr[-3000:]}")
-    return done.stdout
+class ManyCeilings(CeilingRun):
+    """Blocks of cached batches as `run --ceiling` has them, many of each kind.
 
+    Args:
+        hand: trains between them.
+        blocks: of each kind.
+        words: those of ``CeilingRun``.
+    """
 
-def ours(launcher: list[str], options: list[str]) -> dict[str, float]:
-    words = [*launcher, "-m", "feedtune.workloads.vision", *options, "--epochs", "1000000"]
-    with tempfile.TemporaryDirectory() as folder:
-        own = [sys.executable, "-m", "feedtune", "run", "--ceiling", "--json", "--out", folder + "/run"]
-        found = json.loads(run([*own, "--", *words]))["ceiling"]
-    return {kind: found[kind] for kind in ("pageable", "pinned") if found[kind]}
+    def __init__(self, hand: Afresh, blocks: int, *words: Any) -> None:
+        super().__init__(None, *words)
+        self.hand = hand
+        self.count = blocks
+        self.rates: dict[str, tuple[list[float], list[float]]] = {}
 
-
-def by_hand(launcher: list[str], options: list[str]) -> dict[str, float]:
-    text = run([*launcher, HAND, *options])
-    return {kind: float(rate) for kind, rate in re.findall(r"(\w+) ([0-9.]+) steps/s", text)}
+    def steps(self) -> None:
+        hello = self.begin()
+        self.trials.baseline(LoaderSettings.from_dict(hello["loader"]))
+        for kind in ("pageable", "pinned") if hello["loader"]["cuda"] else ("pageable",):
+            by_hand, ours = self.rates[kind] = ([], [])
+            before = self.hand.train(kind)
+            for _ in range(self.count):
+                found = self.trials.run(self.trials.ceiling_plan(kind == "pinned")).rate
+                after = self.hand.train(kind)
+                print(f"  {kind:<9} ours {found or math.nan:9.3f}, by hand {after:9.3f} steps/s", flush=True)
+                if found:
+                    by_hand.append(math.sqrt(before * after))
+                    ours.append(found)
+                before = after
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--nproc", type=int, default=1)
     args, options = parser.parse_known_args()
     launcher = [sys.executable]
     if args.nproc > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={args.nproc}"]
-    rates: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
-    for number in range(args.rounds):
-        turn = (by_hand, ours) if number % 2 else (ours, by_hand)
-        found = {measure: measure(launcher, options) for measure in turn}
-        for kind in found[ours]:
-            for side, measure in zip(rates[kind], (by_hand, ours), strict=True):
-                side.append(found[measure][kind])
-            print(
-                f"  {kind:<9} ours {rates[kind][1][-1]:9.3f}, by hand {rates[kind][0][-1]:9.3f} steps/s",
-                flush=True,
-            )
-    for kind, (hand, own) in rates.items():
-        gain = paired_gain(hand, own)
+    hand = Afresh([*launcher, HAND, *options], SLICE=str(SECONDS))
+    command = [*launcher, "-m", "feedtune.workloads.vision", *options, "--epochs", "1000000"]
+    runs: list[ManyCeilings] = []
+
+    def make(*words: Any) -> ManyCeilings:
+        runs.append(ManyCeilings(hand, args.blocks, *words))
+        return runs[0]
+
+    with tempfile.TemporaryDirectory() as folder:
+        in_trial(make, "ceiling_truth", TuneOptions(command, Path(folder, "run"), block_s=SECONDS), print)
+    hand.end()
+    for kind, (by_hand, ours) in runs[0].rates.items():
+        gain = paired_gain(by_hand, ours)
         print(
-            f"{kind:<9} ours / by hand {gain.ratio:.4f} ({gain.low:.4f} to {gain.high:.4f}), {len(own)} pairs"
+            f"{kind:<9} ours / by hand {gain.ratio:.4f} ({gain.low:.4f} to {gain.high:.4f}), "
+            f"{len(ours)} blocks; {torch.get_num_threads()} threads"
         )
 
 

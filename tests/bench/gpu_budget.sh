@@ -27,7 +27,7 @@ from feedtune.workloads.demo_data import make_photos
 if __name__ == '__main__':
     make_photos(Path('$photos'), 8000)"
       part "the ceiling beside the script edited by hand"
-      python3 tests/bench/ceiling_truth.py --rounds 3 --data "$photos" --model resnet50 --batch-size 128 --amp \
+      python3 tests/bench/ceiling_truth.py --blocks 8 --data "$photos" --model resnet50 --batch-size 128 --amp \
         --channels-last --num-workers 12
       ;;
     *) echo "what is $what?" >&2; exit 2 ;;

@@ -123,7 +123,7 @@ def main() -> None:
     print(
         f"{1e3 / rates[False][0]:.2f} ms a step: armed / off {gain.ratio:.4f} "
         f"({gain.low:.4f} to {gain.high:.4f}), {len(rates[True])} pairs of {many} steps; "
-        f"{observer.trace.clock.cost_s / max(1, steps) * 1e6:.0f} us a step"
+        f"{observer.trace.quiet.cost_s / max(1, steps) * 1e6:.0f} us a step"
     )
 
 

@@ -1,6 +1,6 @@
 """Exposed starvation as feedtune measures it, beside the GPU's idle time that torch.profiler sees.
 
-Needs a CUDA device. Usage: python tests/bench/profiler_truth.py [--cases data:2 data:8 gpu:0 launch:2]
+Needs a CUDA device. Usage: python tests/bench/profiler_truth.py [--cases data:2 data:5 gpu:0 launch:2]
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def look(case: str, before: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", nargs="+", default=["data:2", "data:8", "data:15", "gpu:0", "launch:2"])
+    parser.add_argument("--cases", nargs="+", default=["data:2", "data:5", "data:15", "gpu:0", "launch:2"])
     parser.add_argument("--before", type=int, default=60)
     args = parser.parse_args()
     for case in args.cases:

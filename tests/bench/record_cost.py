@@ -26,7 +26,7 @@ ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 def parts(random_s: Callable[[], float]) -> dict[str, Any]:
     """A step of DDP on a GPU with six buckets."""
     return {
-        "t": random_s(), "s": random_s(), "h": random_s(), "b": [random_s(), random_s()], "o": random_s(),
+        "t": random_s(), "s": random_s(), "h": random_s(), "b": random_s(), "o": random_s(),
         "y": [["buffers", random_s(), random_s()], ["gradients", random_s(), random_s()]], "r": random_s(),
         "w": [random_s() for _ in range(6)], "v": 102_228_128, "g": 0.0, "q": 3, "n": 19_267_584,
     }  # fmt: skip

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from afresh import Afresh
 
 from feedtune.analysis.stats import paired_gain
 from feedtune.trials.options import TuneOptions
@@ -25,43 +26,12 @@ WORKERS = {"latency": 8, "decode": 2, "memory": 0, "eval": 1, "iterable": 2}
 SECONDS = 4.0  # of a slice, and of a block
 
 
-class Afresh:
-    """The script without feedtune, which trains when it is asked to."""
-
-    def __init__(self, command: list[str]) -> None:
-        self.rates: list[float] = []
-        env = {**os.environ, "SLICE": str(SECONDS)}
-        self._process = subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # at its end one rank leaves the other alone
-            text=True,
-        )
-        self._read()  # trained once: all that a first time takes is behind it
-
-    def _read(self) -> float:
-        assert self._process.stdout is not None
-        return float(self._process.stdout.readline().split()[0])
-
-    def train(self) -> None:
-        """One slice more."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("go on\n")
-        self._process.stdin.flush()
-        self.rates.append(self._read())
-
-    def end(self) -> None:
-        self._process.communicate()
-
-
 def measure(kind: str) -> str:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"] if kind == "eval" else []
     command = [sys.executable, *launcher, STEADY, kind]
     os.environ.update(WORKERS=str(WORKERS[kind]), OMP_NUM_THREADS="1")
     fixed = {"num_workers": WORKERS[kind], "prefetch_factor": 2, "pin_memory": False}
-    afresh = Afresh(command)
+    afresh = Afresh(command, SLICE=str(SECONDS))
 
     def tell(line: str) -> None:
         print(line, file=sys.stderr)

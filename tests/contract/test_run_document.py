@@ -29,7 +29,7 @@ def write_rank(folder: Path, rank: int, steps: int, part: int = 1, **about) -> N
     values = {
         "rank": rank, "world": 2, "pid": 100 + rank, "host": "node", "cuda": True, "own_thread": True,
         "missed": 0, "loader": LOADER, "others": [OTHER], "clock": "host", "clock_note": None, "cost_s": 0.01,
-        "ddp": {"models": 1, "hook": "own", "why": None}, "dropped": 0, "pin_s": [3, 0.5],
+        "ddp": {"models": 1, "hook": "own", "why": None}, "dropped": 0, "pin_s": [3, 0.5], "copies": None,
     }  # fmt: skip
     (folder / f"{name}.json").write_text(json.dumps({**values, **about}))
     lines = [[0, 10.0, 12.0, None, 1.5], *([step, 12.0 + step, 12.25 + step] for step in range(1, steps))]
@@ -94,6 +94,25 @@ def test_one_process_says_nothing_of_ddp(tmp_path: Path, capsys) -> None:
     assert "On a GPU" not in found["reading"]
     print_run(found)
     assert "job" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.125, "at a rate timed once"), (None, "could not be timed")])
+def test_copies_that_were_not_seen_are_told_by_their_bytes(tmp_path: Path, capsys, seconds, said) -> None:
+    copies = {"bytes": 1 << 20, "pinned": True, "seconds": seconds}
+    write_rank(tmp_path, 0, 60, world=1, copies=copies)
+    rows = [json.loads(line) for line in (tmp_path / "steps.rank0.jsonl").read_text().splitlines()]
+    parts = {"t": 1.0, "s": 0.25, "b": 0.75, "o": 0.875}
+    lines = [[*row, *[None] * (5 - len(row)), parts] for row in rows]
+    (tmp_path / "steps.rank0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = document(tmp_path)
+    (rank,) = found["trainings"][0]["ranks"]
+    assert rank["copies"] == copies
+    assert rank["budget"]["parts"]["h2d_s"] == seconds
+    assert rank["budget"]["parts"]["compute_s"] == pytest.approx(0.625 - (seconds or 0.0))
+    print_run(found)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "copies to the GPU were not seen; that of a pinned batch" in text
+    assert said in text
 
 
 def test_a_rank_without_steps_is_none(tmp_path: Path, capsys) -> None:

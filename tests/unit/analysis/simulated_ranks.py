@@ -98,14 +98,13 @@ class Job:
             if collects:
                 parts[rank]["g"] = collects
             now[rank] += self._draw(self.forward, rank, step) + collects
-            parts[rank]["b"] = [now[rank] - begin[rank], 0.0]
             now[rank] += self._draw(self.backward, rank, step)
             if self.elements is not None:
                 parts[rank]["n"] = self.elements(rank, step)
         if syncs:
             self._meet(step, "gradients", self._draw(self.comm, 0, step), begin, now, parts)
         for rank in now:
-            parts[rank]["b"][1] = now[rank] - begin[rank]
+            parts[rank]["b"] = now[rank] - begin[rank]
             if step % self.accumulate == self.accumulate - 1:
                 now[rank] += self._draw(self.optimizer, rank, step)
                 parts[rank]["o"] = now[rank] - begin[rank]

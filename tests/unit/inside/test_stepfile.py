@@ -20,7 +20,7 @@ from feedtune.inside.stepfile import StepFile
 from feedtune.inside.stepline import step_line
 
 PARTS = {
-    "t": 0.123456789, "s": 0.0, "b": [0.1, 0.25], "y": [["buffers", 0.001, 0.002], ["call", 0.5, 0.75]],
+    "t": 0.123456789, "s": 0.0, "b": 0.25, "y": [["buffers", 0.001, 0.002], ["call", 0.5, 0.75]],
     "w": [0.25] * 6, "v": 102_228_128_000, "g": 0.0, "q": 3, "n": 0,
 }  # fmt: skip
 

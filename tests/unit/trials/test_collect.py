@@ -26,7 +26,7 @@ from feedtune.trials.collect import Collector
 from feedtune.trials.seen import read_steps, read_trainings
 
 PARTS = {
-    "t": 0.0123, "s": 0.0, "b": [0.0012, 0.0025], "o": 0.0081, "y": [["gradients", 0.0061, 0.0072]],
+    "t": 0.0123, "s": 0.0, "b": 0.0025, "o": 0.0081, "y": [["gradients", 0.0061, 0.0072]],
     "w": [0.0025] * 4, "v": 102_228_128, "q": 3, "n": 19_267_584,
 }  # fmt: skip
 Row = tuple[Any, ...]
