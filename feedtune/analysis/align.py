@@ -3,8 +3,9 @@
 Keys of a record's ``parts``, in seconds, offsets from the step's begin on the rank's timeline (its GPU's
 stream under CUDA, else its host); what was not seen is absent: ``t`` duration on the GPU's timeline, ``s``
 exposed starvation there, ``h`` host-to-device copies, ``b`` end of the last backward, ``o`` end of the last
-optimizer step, ``y`` sync points ``[kind, arrive, leave]``, ``g`` garbage collection, ``n`` elements of the
-batch. Of a long run's steps only some have parts.
+optimizer step, ``y`` sync points ``[kind, arrive, leave]``, ``r`` first gradient bucket ready, ``a`` what the
+host took from the broadcast of buffers to there, ``g`` garbage collection, ``n`` elements of the batch. Of a
+long run's steps only some have parts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from feedtune.analysis.rounds import BUFFERS, RankStep, Round, Sync, rounds_of
 from feedtune.analysis.steps import Chosen, StepSeen, choose_steps
@@ -141,7 +143,6 @@ def _rank_step(begin_s: float, one: StepSeen, length_s: float, device: bool, loo
     wait_s = parts.get("s") if device else one.wait_s
     backward, optimized = parts.get("b"), parts.get("o")
     end_s = None if backward is None else max(backward, optimized or 0.0)
-    points = parts.get("y") or ()
     return RankStep(
         begin_s,
         parts.get("t", length_s),
@@ -150,9 +151,26 @@ def _rank_step(begin_s: float, one: StepSeen, length_s: float, device: bool, loo
         parts.get("h"),
         end_s,
         None if one.parts is None else parts.get("g", 0.0),
-        None if any(None in point for point in points) else tuple(Sync(*point) for point in points),
+        _syncs(parts),
         parts.get("n"),
     )
+
+
+def _syncs(parts: Mapping[str, Any]) -> tuple[Sync, ...] | None:
+    """Points of waiting; ``None`` where one of their times is missing.
+
+    While a GPU waits for rank 0's buffers its host runs on. If that takes longer to the first bucket than the
+    GPU does once it has them, part of the wait was the host's work, and without the wait it would have shown.
+    """
+    points = [Sync(*point) for point in parts.get("y") or () if None not in point]
+    if len(points) < len(parts.get("y") or ()):
+        return None
+    ready_s, ahead_s = parts.get("r"), parts.get("a")
+    last = max((at for at, point in enumerate(points) if point.kind == BUFFERS), default=None)
+    if last is not None and ready_s is not None and ahead_s is not None:
+        arrive_s, leave_s = points[last].arrive_s, points[last].leave_s
+        points[last] = Sync(BUFFERS, arrive_s, max(arrive_s, min(leave_s, ready_s - ahead_s)))
+    return tuple(points)
 
 
 def _all_rounds(chosen: Chosen, steps: Mapping[int, Sequence[RankStep]], good: set[int]) -> Iterable[Round]:

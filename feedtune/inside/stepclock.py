@@ -26,6 +26,7 @@ class Step:
     """Stamps of one step, and the row that it will be written with."""
 
     __slots__ = (
+        "ahead_s",
         "backward",
         "begin",
         "bucket_bytes",
@@ -36,6 +37,7 @@ class Step:
         "end",
         "gc_s",
         "got",
+        "host_s",
         "open",
         "optimized",
         "ready",
@@ -57,6 +59,10 @@ class Step:
         self.buckets: list[list[Any]] = []  # [ready, reduced] of each bucket
         self.open: list[list[Any]] = []  # those of the backward that runs now
         self.ready: Any = None  # first bucket
+        self.host_s: Optional[float] = (
+            None  # moment on the host's clock, after the latest broadcast of buffers
+        )
+        self.ahead_s: Optional[float] = None  # from there to the first bucket
         self.bucket_bytes = 0
         self.depth = 0  # of backwards inside each other, as reentrant checkpoints make them
         self.gc_s = 0.0
@@ -205,6 +211,8 @@ class StepClock:
         entry = [self.moments.stamp(), None]
         if step.ready is None:
             step.ready = entry[0]
+            if step.host_s is not None:
+                step.ahead_s = time.monotonic() - step.host_s
         step.bucket_bytes += size
         step.open.append(entry)
         return entry
@@ -232,6 +240,8 @@ class StepClock:
         step = self.step
         if step is not None and len(step.syncs) < _MOST_SYNCS:
             step.syncs.append((kind, arrive, self.moments.stamp()))
+            if kind == "buffers" and self.moments.device:
+                step.host_s = time.monotonic()
 
     def copy_begins(self) -> bool:
         """A tensor may be copied to the device now; whether that is this step's."""
@@ -263,8 +273,9 @@ def parts_of(step: Step, moments: Moments) -> dict[str, Any]:
     Keys: ``t`` and ``s`` duration and exposed starvation on the GPU's timeline, ``h`` host-to-device
     copies, ``b`` end of the last backward, ``o`` end of the optimizer's step, ``y`` points where ranks wait
     for each other ``[kind, arrive, leave]``, ``r`` first bucket ready, ``w`` waits of the buckets, ``v``
-    their bytes, ``g`` garbage collection, ``q`` batches ready, ``n`` elements of the batch. Times in seconds;
-    ``b``, ``o``, ``y`` and ``r`` from the step's begin.
+    their bytes, ``a`` what a GPU's host took from the broadcast of buffers to ``r``, ``g`` garbage
+    collection, ``q`` batches ready, ``n`` elements of the batch. Times in seconds; ``b``, ``o``, ``y`` and
+    ``r`` from the step's begin.
     """
     parts: dict[str, Any] = {}
     at = moments.offsets(step.begin)
@@ -284,6 +295,7 @@ def parts_of(step: Step, moments: Moments) -> dict[str, Any]:
         kept = step.buckets[: _MOST_BUCKETS - 1] + step.buckets[_MOST_BUCKETS - 1 :][-1:]
         parts["w"] = [_between(at(ready), at(reduced)) for ready, reduced in kept]
         parts["v"] = step.bucket_bytes
+        parts["a"] = step.ahead_s
     parts["g"] = step.gc_s or None
     parts["q"] = step.waits
     parts["n"] = step.elements

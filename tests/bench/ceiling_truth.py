@@ -1,6 +1,6 @@
 """The ceiling of `feedtune run --ceiling` beside the same training edited by hand to reuse its batches.
 
-Usage: python tests/bench/ceiling_truth.py --data DIR [--blocks 12] [--nproc N] [vision options]
+Usage: python tests/bench/ceiling_truth.py --data DIR [--blocks 12] [--seconds 4] [--nproc N] [vision options]
 
 The training edited by hand, without feedtune, trains for a slice between each two blocks of cached batches,
 which wait for it: what else the machine does meets both. A block is held against the mean of the slices
@@ -27,7 +27,6 @@ from feedtune.trials.live import in_trial
 from feedtune.trials.options import TuneOptions
 
 HAND = str(Path(__file__).with_name("hand_ceiling.py"))
-SECONDS = 4.0  # of a slice, and of a block
 
 
 class ManyCeilings(CeilingRun):
@@ -64,12 +63,13 @@ class ManyCeilings(CeilingRun):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a slice, and of a block")
     parser.add_argument("--nproc", type=int, default=1)
     args, options = parser.parse_known_args()
     launcher = [sys.executable]
     if args.nproc > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={args.nproc}"]
-    hand = Afresh([*launcher, HAND, *options], SLICE=str(SECONDS))
+    hand = Afresh([*launcher, HAND, *options], SLICE=str(args.seconds))
     command = [*launcher, "-m", "feedtune.workloads.vision", *options, "--epochs", "1000000"]
     runs: list[ManyCeilings] = []
 
@@ -78,7 +78,8 @@ def main() -> None:
         return runs[0]
 
     with tempfile.TemporaryDirectory() as folder:
-        in_trial(make, "ceiling_truth", TuneOptions(command, Path(folder, "run"), block_s=SECONDS), print)
+        trial = TuneOptions(command, Path(folder, "run"), block_s=args.seconds)
+        in_trial(make, "ceiling_truth", trial, print)
     hand.end()
     for kind, (by_hand, ours) in runs[0].rates.items():
         gain = paired_gain(by_hand, ours)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from feedtune.workloads.vision import Training, find_job, make_loader, open_data, parse_args
 
 SLICE = float(os.environ.get("SLICE", "4"))
-WARM = 20
+WARM = 5
 
 
 def rate(training: Training, batches: list) -> float:
@@ -34,7 +34,7 @@ def rate(training: Training, batches: list) -> float:
         synchronize()
         return time.perf_counter() - begun
 
-    seconds(WARM // 2)
+    seconds(WARM)
     steps = agreed(max(1, round(SLICE * WARM / seconds(WARM))))
     return steps / seconds(steps)
 

@@ -67,4 +67,5 @@ def main() -> None:
     print(f"{rights} of {args.runs} right")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,10 @@
-"""A DDP training on gloo with one planted fault, so that what a tool says of it can be checked.
+"""A DDP training with one planted fault, so that what a tool says of it can be checked.
 
 PLANT is one of: none, loader, forward, backward (each on the rank RANK_PLANTED), comm (a communication hook
 that is slow on all ranks), lengths (each rank draws samples of its own lengths), all (data slow on all).
 DELAY_S is how long the plant takes in each step; BATCHNORM=1 adds buffers that DDP broadcasts; WORK_S is the
-work of a step without it; STEPS of them are done; DEVICE=cuda trains on a GPU, which the ranks share.
+work of a step without it; STEPS of them are done; DEVICE=cuda trains on a GPU, which the ranks share, and
+BACKEND=nccl on one for each of them.
 """
 
 import os
@@ -20,8 +21,11 @@ DELAY_S = float(os.environ.get("DELAY_S", "0.03"))
 WORK_S = float(os.environ.get("WORK_S", "0.03"))
 STEPS = int(os.environ.get("STEPS", "120"))
 DEVICE = os.environ.get("DEVICE", "cpu")
+BACKEND = os.environ.get("BACKEND", "gloo")
 BATCH = 4
-dist.init_process_group("gloo")
+if BACKEND == "nccl":
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group(BACKEND)
 RANK = dist.get_rank()
 HERE = int(os.environ.get("RANK_PLANTED", "0")) == RANK
 torch.set_num_threads(1)

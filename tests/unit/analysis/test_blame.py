@@ -13,6 +13,7 @@ from feedtune.analysis.blame import lone_steps
 from feedtune.analysis.budget import measure_budget
 from feedtune.analysis.classes import TrainingClass, classify
 from feedtune.analysis.stats import rank_correlation
+from feedtune.analysis.steps import StepSeen
 
 
 def classified(job: Job, workers: int = 2, supply: dict | None = None, **more) -> TrainingClass:
@@ -259,3 +260,37 @@ def test_rank_correlation() -> None:
     assert rank_correlation([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(0.9486833)  # scipy.stats.spearmanr
     assert rank_correlation([1, 1, 1], [1, 2, 3]) is None
     assert rank_correlation([1, 2], [1, 2]) is None
+
+
+def gpu_steps(parts: dict, steps: int = 60) -> list[StepSeen]:
+    """The same step again and again, on a GPU's timeline."""
+    seconds = parts["t"]
+    return [
+        StepSeen(
+            step, 100 + step * seconds, 100 + step * seconds + parts["s"], None, None, {"g": 0.0, **parts}
+        )
+        for step in range(steps)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "kind", "straggle_s"), [(0.0318, "imbalance/input", 0.001), (0.005, "mixed", 0.0245)]
+)
+def test_a_host_that_works_while_its_gpu_waits_for_buffers(ahead_s, kind, straggle_s) -> None:
+    """Two GPUs under NCCL, rank 0 late with its data, DDP with buffers, and a forward that keeps the host.
+
+    Rank 1's GPU waits for rank 0's buffers meanwhile: without that wait its own work would have shown. Where
+    the host had queued the work and was done, the GPU's work afterwards is all that there is.
+    """
+    late = {"t": 0.0615, "s": 0.0262, "y": [["buffers", 0.0273, 0.0274], ["gradients", 0.058, 0.0595]]}
+    other = {"t": 0.0615, "s": 0.0, "y": [["buffers", 0.0012, 0.0274], ["gradients", 0.0335, 0.0595]]}
+    ends = {"b": 0.06, "o": 0.0612}
+    ranks = {
+        0: gpu_steps({**late, **ends, "r": 0.058, "a": min(ahead_s, 0.0306)}),
+        1: gpu_steps({**other, **ends, "r": 0.0335, "a": ahead_s}),
+    }
+    found = classified_ranks(ranks, 2)
+    assert (found.kind, found.rank) == (kind, 0)
+    budget = measure_budget(line_up(ranks, 2, 2, 2))
+    assert budget.job.parts.data_wait_s == pytest.approx(0.0262, abs=0.002)
+    assert budget.job.parts.straggle_s == pytest.approx(straggle_s, abs=0.002)

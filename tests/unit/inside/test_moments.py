@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -185,3 +186,19 @@ def test_a_copy_that_cannot_be_timed_has_no_time(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "mem_get_info", full)
     rate = CopyRate({"x": torch.ones(4, 3), "y": torch.ones(4)}, 0)
     assert (rate.bytes, rate.pinned, rate.seconds()) == (64, False, None)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_the_host_takes_from_the_buffers_to_the_first_bucket_is_told() -> None:
+    clock = clock_on(CudaMoments())
+
+    def forward_and_backward() -> None:
+        clock.waited("buffers", clock.moments.stamp())
+        time.sleep(0.005)
+        clock.bucket_ready(8)
+        time.sleep(0.005)
+        clock.bucket_ready(8)
+
+    for parts in train(clock, 4, between=forward_and_backward)[1:]:
+        assert parts["a"] >= 0.005
+    assert all("a" not in parts for parts in train(clock, 4)[1:])
