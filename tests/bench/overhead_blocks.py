@@ -1,14 +1,18 @@
-"""What taking steps down costs, in one process: blocks of steps with the hook armed and off, in turns.
+"""What taking steps down costs: one training with the hook and one without, a slice of each in turns.
 
-Usage: python tests/bench/overhead_blocks.py [--blocks 60] [--step-ms 20] [--device cuda] [--model resnet50]
+Usage: python tests/bench/overhead_blocks.py [--pairs 200] [--seconds 0.5] [--step-ms 20] [--device cuda]
+    [--model resnet50]
 
-Whole processes (tests/bench/overhead.py) differ by more than the cost on a machine that does other things.
-Prints the ratio of the blocks' rates, armed over off, with its 95 % interval.
+Whole runs (tests/bench/overhead.py) differ by more than the cost on a machine that does other things. Prints
+the ratio of the slices' rates, with the hook over without, with its 95 % interval; and of the rates by the
+training process's own processor time, which other processes disturb less.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,13 +28,13 @@ from feedtune.inside.observed import Observer
 from feedtune.workloads.resnet import build_model
 
 
-def make_step(step_ms: float, device: str) -> Any:
-    """A function that trains one step of about that length on a batch of 64."""
+def make_step(step_ms: float, device: str, times: int) -> tuple[Any, int]:
+    """A function that trains one step on a batch of 64, and how many forwards it has; 0: find out."""
     torch.set_num_threads(1)
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
-    def step(batch: torch.Tensor, times: int = 1) -> None:
+    def step(batch: torch.Tensor, times: int) -> None:
         batch = batch.to(device, non_blocking=True)
         for _ in range(times):
             loss = model(batch).square().mean()
@@ -39,10 +43,11 @@ def make_step(step_ms: float, device: str) -> Any:
         optimizer.step()
 
     batch = torch.randn(64, 256)
-    once = seconds_each(step, batch, 50)
-    more = (seconds_each(lambda one: step(one, 11), batch, 20) - once) / 10
-    times = max(1, 1 + round((step_ms / 1e3 - once) / more))
-    return lambda one: step(one, times)
+    if not times:
+        once = seconds_each(lambda one: step(one, 1), batch, 50)
+        more = (seconds_each(lambda one: step(one, 11), batch, 20) - once) / 10
+        times = max(1, 1 + round((step_ms / 1e3 - once) / more))
+    return lambda one: step(one, times), times
 
 
 def make_resnet_step(device: str) -> Any:
@@ -78,52 +83,95 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--blocks", type=int, default=60)
-    parser.add_argument("--step-ms", type=float, default=20)
-    parser.add_argument("--model", choices=["toy", "resnet50"], default="toy")
-    parser.add_argument("--device", default="cpu")
-    args = parser.parse_args()
-    folder = tempfile.mkdtemp()
-    (Path(folder) / "seen").mkdir()
-    observer = Observer({"records": folder, "folder": folder}, dataloader)
-    _follow(observer, dataloader.DataLoader)
+def child(args: argparse.Namespace) -> None:
+    """For each line on standard input, a number of steps; prints the seconds that they took."""
+    observer = None
+    if args.child == "armed":
+        folder = tempfile.mkdtemp()
+        (Path(folder) / "seen").mkdir()
+        observer = Observer({"records": folder, "folder": folder}, dataloader)
+        _follow(observer, dataloader.DataLoader)
+    times = 0
     if args.model == "toy":
-        step, batch, workers = make_step(args.step_ms, args.device), torch.randn(64, 256), 1
+        step, times = make_step(args.step_ms, args.device, args.times)
+        batch, workers = torch.randn(64, 256), 1
     else:  # its batches are too large to come from a worker at full speed
         step, batch, workers = make_resnet_step(args.device), torch.randn(128, 3, 224, 224), 0
     if args.device != "cpu" and not workers:
         batch = batch.pin_memory()
-    loader = DataLoader([batch] * 10_000_000, batch_size=None, num_workers=workers)
-    batches = iter(loader)
+    batches = iter(DataLoader([batch] * 10_000_000, batch_size=None, num_workers=workers))
     for _ in range(50):
         step(next(batches))
-    many = max(10, int(0.6 / seconds_each(lambda _: step(next(batches)), batch, 10)))
-    rates: dict[bool, list[float]] = {False: [], True: []}
-    for block in range(args.blocks):
-        for armed in (True, False) if block % 2 else (False, True):
-            if armed and not observer.armed:
-                observer.armed = True
-                observer._wrap()
-                observer.trace.install()
-                observer.trace.clock.drop()
-            elif not armed and observer.armed:
-                observer._detach()
-            for _ in range(3):
-                step(next(batches))
-            synchronize()
-            begun = time.perf_counter()
-            for _ in range(many):
-                step(next(batches))
-            synchronize()
-            rates[armed].append(many / (time.perf_counter() - begun))
-    gain = paired_gain(rates[False], rates[True])
-    steps = observer._file.steps if observer._file else 0
+    print(times, seconds_each(lambda _: step(next(batches)), batch, 20), flush=True)
+    for line in sys.stdin:
+        synchronize()
+        begun = time.perf_counter(), time.process_time()
+        for _ in range(int(line)):
+            step(next(batches))
+        synchronize()
+        print(time.perf_counter() - begun[0], time.process_time() - begun[1], flush=True)
+    if observer is not None and observer._file is not None:
+        steps = observer._file.steps
+        print(f"{observer.trace.quiet.cost_s / max(1, steps) * 1e6:.0f} us a step of {steps}", flush=True)
+
+
+class Child:
+    """One of the two processes."""
+
+    def __init__(self, kind: str, times: int = 0) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--child", kind, "--times", str(times), *sys.argv[1:]],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        words = self._read().split()
+        self.times, self.step_s = int(words[0]), float(words[1])
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def rates(self, steps: int) -> list[float]:
+        """Steps a second over so many, and a second of processor time."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{steps}\n")
+        self._process.stdin.flush()
+        return [steps / float(seconds) for seconds in self._read().split()]
+
+    def end(self) -> str:
+        """Its last words."""
+        return self._process.communicate()[0].strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of a slice")
+    parser.add_argument("--step-ms", type=float, default=20)
+    parser.add_argument("--model", choices=["toy", "resnet50"], default="toy")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--child", choices=["armed", "off"], help=argparse.SUPPRESS)
+    parser.add_argument("--times", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        child(args)
+        return
+    off = Child("off")
+    both = {"armed": Child("armed", off.times), "off": off}
+    steps = max(5, int(args.seconds / off.step_s))
+    rates: dict[str, list[list[float]]] = {"armed": [], "off": []}
+    for pair in range(args.pairs + 1):
+        for kind in ("armed", "off") if pair % 2 else ("off", "armed"):
+            rates[kind].append(both[kind].rates(steps))
+    words = both["armed"].end()
+    off.end()
+    sides = [list(zip(*rates[kind][1:], strict=True)) for kind in ("off", "armed")]
+    wall, cpu = (paired_gain(*pair) for pair in zip(*sides, strict=True))
     print(
-        f"{1e3 / rates[False][0]:.2f} ms a step: armed / off {gain.ratio:.4f} "
-        f"({gain.low:.4f} to {gain.high:.4f}), {len(rates[True])} pairs of {many} steps; "
-        f"{observer.trace.quiet.cost_s / max(1, steps) * 1e6:.0f} us a step"
+        f"{1e3 / sorted(sides[0][0])[args.pairs // 2]:.2f} ms a step: armed / off {wall.ratio:.4f} "
+        f"({wall.low:.4f} to {wall.high:.4f}), by processor time {cpu.ratio:.4f} ({cpu.low:.4f} to "
+        f"{cpu.high:.4f}), {args.pairs} pairs of {steps} steps; {words}"
     )
 
 
