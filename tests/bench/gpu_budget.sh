@@ -13,8 +13,8 @@ for what; do
       ;;
     overhead)
       part "steps/s with everything on, against off"
-      python3 tests/bench/overhead_blocks.py --device cuda --model resnet50 --pairs 40
-      python3 tests/bench/overhead_blocks.py --device cuda --step-ms 2 --pairs 60
+      python3 tests/bench/overhead_blocks.py --device cuda --model resnet50 --starts 2 --seconds 0.6 --pairs 20
+      python3 tests/bench/overhead_blocks.py --device cuda --step-ms 2 --starts 4
       ;;
     ranks)
       part "two gloo ranks share the GPU, a slow loader on one"

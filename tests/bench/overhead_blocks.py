@@ -1,9 +1,10 @@
 """What taking steps down costs: one training with the hook and one without, a slice of each in turns.
 
-Usage: python tests/bench/overhead_blocks.py [--pairs 200] [--seconds 0.5] [--step-ms 20] [--device cuda]
-    [--model resnet50]
+Usage: python tests/bench/overhead_blocks.py [--starts 8] [--pairs 40] [--seconds 0.2] [--step-ms 20]
+    [--device cuda] [--model resnet50]
 
-Whole runs (tests/bench/overhead.py) differ by more than the cost on a machine that does other things. Prints
+Whole runs (tests/bench/overhead.py) differ by more than the cost on a machine that does other things, and two
+processes of the same training by some percent in how their memory lies: both are started several times. Prints
 the ratio of the slices' rates, with the hook over without, with its 95 % interval; and of the rates by the
 training process's own processor time, which other processes disturb less.
 """
@@ -11,11 +12,13 @@ training process's own processor time, which other processes disturb less.
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -146,8 +149,9 @@ class Child:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of a slice")
+    parser.add_argument("--starts", type=int, default=8, help="of both processes")
+    parser.add_argument("--pairs", type=int, default=40, help="of slices in each")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of a slice")
     parser.add_argument("--step-ms", type=float, default=20)
     parser.add_argument("--model", choices=["toy", "resnet50"], default="toy")
     parser.add_argument("--device", default="cpu")
@@ -157,21 +161,28 @@ def main() -> None:
     if args.child:
         child(args)
         return
-    off = Child("off")
-    both = {"armed": Child("armed", off.times), "off": off}
-    steps = max(5, int(args.seconds / off.step_s))
-    rates: dict[str, list[list[float]]] = {"armed": [], "off": []}
-    for pair in range(args.pairs + 1):
-        for kind in ("armed", "off") if pair % 2 else ("off", "armed"):
-            rates[kind].append(both[kind].rates(steps))
-    words = both["armed"].end()
-    off.end()
-    sides = [list(zip(*rates[kind][1:], strict=True)) for kind in ("off", "armed")]
-    wall, cpu = (paired_gain(*pair) for pair in zip(*sides, strict=True))
+    means: list[list[list[float]]] = []  # of each start: [off, armed], by wall clock and by processor time
+    for _ in range(args.starts):
+        off = Child("off")
+        both = {"off": off, "armed": Child("armed", off.times)}
+        steps = max(5, int(args.seconds / off.step_s))
+        logs: dict[str, list[list[float]]] = {"off": [], "armed": []}
+        for pair in range(args.pairs + 1):
+            for kind in ("armed", "off") if pair % 2 else ("off", "armed"):
+                logs[kind].append([math.log(rate) for rate in both[kind].rates(steps)])
+        words = both["armed"].end()
+        off.end()
+        means.append(
+            [[math.exp(fmean(one)) for one in zip(*kept[1:], strict=True)] for kept in logs.values()]
+        )
+        print(
+            f"  {1e3 / means[-1][0][0]:.2f} ms a step, {means[-1][1][0] / means[-1][0][0]:.4f}; {words}",
+            flush=True,
+        )
+    wall, cpu = (paired_gain([one[0][by] for one in means], [one[1][by] for one in means]) for by in (0, 1))
     print(
-        f"{1e3 / sorted(sides[0][0])[args.pairs // 2]:.2f} ms a step: armed / off {wall.ratio:.4f} "
-        f"({wall.low:.4f} to {wall.high:.4f}), by processor time {cpu.ratio:.4f} ({cpu.low:.4f} to "
-        f"{cpu.high:.4f}), {args.pairs} pairs of {steps} steps; {words}"
+        f"armed / off {wall.ratio:.4f} ({wall.low:.4f} to {wall.high:.4f}), by processor time "
+        f"{cpu.ratio:.4f} ({cpu.low:.4f} to {cpu.high:.4f}), {args.starts} starts, {args.pairs} pairs of slices each"
     )
 
 
