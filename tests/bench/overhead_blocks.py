@@ -182,7 +182,8 @@ def main() -> None:
     wall, cpu = (paired_gain([one[0][by] for one in means], [one[1][by] for one in means]) for by in (0, 1))
     print(
         f"armed / off {wall.ratio:.4f} ({wall.low:.4f} to {wall.high:.4f}), by processor time "
-        f"{cpu.ratio:.4f} ({cpu.low:.4f} to {cpu.high:.4f}), {args.starts} starts, {args.pairs} pairs of slices each"
+        f"{cpu.ratio:.4f} ({cpu.low:.4f} to {cpu.high:.4f}), "
+        f"{args.starts} starts, {args.pairs} pairs of slices each"
     )
 
 
