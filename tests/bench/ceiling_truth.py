@@ -1,11 +1,12 @@
 """The ceiling of `feedtune run --ceiling` beside the same training edited by hand to reuse its batches.
 
-Usage: python tests/bench/ceiling_truth.py --data DIR [--blocks 12] [--seconds 4] [--nproc N] [vision options]
+Usage: python tests/bench/ceiling_truth.py --data DIR [--starts 1] [--blocks 12] [--seconds 4] [--nproc N] [vision options]
 
 The training edited by hand, without feedtune, trains for a slice between each two blocks of cached batches,
 which wait for it: what else the machine does meets both. A block is held against the mean of the slices
 around it. Prints the ratio of the rates, ours over by hand, with its 95 % interval, for batches in pageable
-memory and, where there is a GPU, in pinned memory.
+memory and, where there is a GPU, in pinned memory. On a CPU two processes of one training differ by some
+percent in how their memory lies: several starts of both, whose means are compared then, tell more.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import math
 import sys
 import tempfile
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-import torch
 from afresh import Afresh
 
 from feedtune.analysis.stats import paired_gain
@@ -60,12 +61,8 @@ class ManyCeilings(CeilingRun):
                 before = after
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--blocks", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of a slice, and of a block")
-    parser.add_argument("--nproc", type=int, default=1)
-    args, options = parser.parse_known_args()
+def start(args: argparse.Namespace, options: list[str]) -> ManyCeilings:
+    """Start both trainings, and measure."""
     launcher = [sys.executable]
     if args.nproc > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={args.nproc}"]
@@ -81,11 +78,29 @@ def main() -> None:
         trial = TuneOptions(command, Path(folder, "run"), block_s=args.seconds)
         in_trial(make, "ceiling_truth", trial, print)
     hand.end()
-    for kind, (by_hand, ours) in runs[0].rates.items():
+    return runs[0]
+
+
+def mean(rates: list[float]) -> float:
+    return math.exp(fmean(map(math.log, rates)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--starts", type=int, default=1)
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a slice, and of a block")
+    parser.add_argument("--nproc", type=int, default=1)
+    args, options = parser.parse_known_args()
+    found = [start(args, options) for _ in range(args.starts)]
+    for kind in found[0].rates:
+        pairs = [one.rates[kind] for one in found]
+        sides = [[mean(side) for side in pair] for pair in pairs]
+        by_hand, ours = zip(*sides, strict=True) if len(pairs) > 1 else pairs[0]
         gain = paired_gain(by_hand, ours)
         print(
             f"{kind:<9} ours / by hand {gain.ratio:.4f} ({gain.low:.4f} to {gain.high:.4f}), "
-            f"{len(ours)} blocks; {torch.get_num_threads()} threads"
+            f"{args.starts} starts, {args.blocks} blocks each"
         )
 
 

@@ -4,9 +4,9 @@ Usage: python tests/bench/overhead_blocks.py [--starts 8] [--pairs 40] [--second
     [--device cuda] [--model resnet50]
 
 Whole runs (tests/bench/overhead.py) differ by more than the cost on a machine that does other things, and two
-processes of the same training by some percent in how their memory lies: both are started several times. Prints
-the ratio of the slices' rates, with the hook over without, with its 95 % interval; and of the rates by the
-training process's own processor time, which other processes disturb less.
+processes of the same training by some percent in how their memory lies: both are started several times. It
+prints the ratio of the slices' rates, with the hook over without, with its 95 % interval; and of the rates by
+the training process's own processor time, which other processes disturb less.
 """
 
 from __future__ import annotations
