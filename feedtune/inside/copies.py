@@ -39,9 +39,10 @@ class CopyRate:
         if torch.cuda.mem_get_info(device)[0] < _ROOM or torch.cuda.is_current_stream_capturing():
             return
         part = largest.detach().reshape(-1)[: max(1, _MOST // largest.element_size())]
-        with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]  # torch's own gap
+        cuda: Any = torch.cuda  # whose types lack much
+        with cuda.stream(cuda.Stream(device)):
             target = torch.empty_like(part, device=f"cuda:{device}", pin_memory=False)
-            events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]  # as above
+            events = [cuda.Event(enable_timing=True) for _ in range(2)]
             torch.ops.aten.copy_(target, part, True)  # a first one takes longer; a tap would see Tensor.copy_
             events[0].record()
             torch.ops.aten.copy_(target, part, True)

@@ -59,9 +59,7 @@ class Step:
         self.buckets: list[list[Any]] = []  # [ready, reduced] of each bucket
         self.open: list[list[Any]] = []  # those of the backward that runs now
         self.ready: Any = None  # first bucket
-        self.host_s: Optional[float] = (
-            None  # moment on the host's clock, after the latest broadcast of buffers
-        )
+        self.host_s: Optional[float] = None  # when the host went on from the latest broadcast of buffers
         self.ahead_s: Optional[float] = None  # from there to the first bucket
         self.bucket_bytes = 0
         self.depth = 0  # of backwards inside each other, as reentrant checkpoints make them

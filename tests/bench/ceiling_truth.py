@@ -1,6 +1,7 @@
 """The ceiling of `feedtune run --ceiling` beside the same training edited by hand to reuse its batches.
 
-Usage: python tests/bench/ceiling_truth.py --data DIR [--starts 1] [--blocks 12] [--seconds 4] [--nproc N] [vision options]
+Usage: python tests/bench/ceiling_truth.py --data DIR [--starts 1] [--blocks 12] [--seconds 4] [--nproc N]
+    [vision options]
 
 The training edited by hand, without feedtune, trains for a slice between each two blocks of cached batches,
 which wait for it: what else the machine does meets both. A block is held against the mean of the slices
