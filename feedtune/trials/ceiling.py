@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -106,13 +107,13 @@ class CeilingRun(LiveRun):
             "machine": self.machine.as_dict(),
             "command": redact(self.options.command),
             "run": str(self.run_dir.path),
-            "exit_code": 0,
+            "exit_code": 128 + signal.SIGINT if self.answer.interrupted else 0,
             "seconds": round(self.seconds, 3),
             "steps_asked": self._wanted,
             "trainings": trainings,
             "ceiling": self._ceiling(),
             "readings": None,
-            "note": None,
+            "note": "interrupted: what was measured until then" if self.answer.interrupted else None,
             "reading": reading(trainings, against_free_data=True),
         }
 

@@ -115,6 +115,23 @@ def test_copies_that_were_not_seen_are_told_by_their_bytes(tmp_path: Path, capsy
     assert said in text
 
 
+@pytest.mark.parametrize("full", [200, 800])
+def test_of_a_long_run_it_is_told_which_steps_the_parts_are_of(tmp_path: Path, capsys, full: int) -> None:
+    write_rank(tmp_path, 0, 1000, world=1)
+    rows = [json.loads(line) for line in (tmp_path / "steps.rank0.jsonl").read_text().splitlines()]
+    rows[:full] = [[*row, *[None] * (5 - len(row)), {"b": 0.5, "o": 0.75}] for row in rows[:full]]
+    (tmp_path / "steps.rank0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = document(tmp_path)
+    (rank,) = found["trainings"][0]["ranks"]
+    assert rank["detailed"] == full
+    assert rank["budget"]["steps"] < full
+    assert rank["measured_steps"] > full
+    print_run(found)
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("the parts are those of 200 steps" in said) == (full == 200)
+    assert "taking this down cost 10 µs a step" in said
+
+
 def test_a_rank_without_steps_is_none(tmp_path: Path, capsys) -> None:
     write_rank(tmp_path, 0, 60)
     (tmp_path / "steps.rank0.jsonl").write_text("")

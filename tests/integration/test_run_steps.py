@@ -213,7 +213,9 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     assert process.returncode == 128 + signal.SIGINT, "".join(said) + rest
     assert folder_hash(work) == before
     assert not footprint.wait()
-    checked(tmp_path / "run")
+    document = checked(tmp_path / "run")
+    assert document["exit_code"] == 128 + signal.SIGINT
+    assert document["note"].startswith("interrupted")
 
 
 KILLED = """
