@@ -24,6 +24,9 @@ class Moments(Protocol):
     def optimizer_stepped(self, optimizer: Any) -> Any:
         """This moment, after an optimizer's step."""
 
+    def optimizes(self, optimizer: Any) -> None:
+        """An optimizer has stepped inside a backward, on a thread of autograd's."""
+
     def passed(self, stamp: Any) -> bool:
         """Whether the device has come past a stamp; never waits for it."""
 
@@ -49,6 +52,9 @@ class HostMoments:
         return time.monotonic()
 
     step_edge = optimizer_stepped = stamp
+
+    def optimizes(self, _: Any) -> None:
+        """There is one host."""
 
     def passed(self, _: Any) -> bool:
         """The host is never behind."""
@@ -113,7 +119,7 @@ class CudaMoments:
             return self._free.pop()
         return self._cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own gap
 
-    def _current(self, device: int) -> Any:
+    def _current(self, device: Any) -> Any:
         """The current stream of the device; the same object for the same stream."""
         handle = self._handle_of(device)
         found = self._streams.get(handle)
@@ -123,24 +129,30 @@ class CudaMoments:
 
     def step_edge(self) -> Any:
         """An event on the stream that trains, if this is it."""
-        device = self.trains
-        if device is None:
-            return None
-        if self._thread != threading.get_ident() or self._current(device) is not self._training:
+        if self._training is not None and not self._here():
             self.foreign += 1
             return None
         return self.stamp()
 
+    def _here(self) -> bool:
+        """Whether this is the thread, and its stream, that trains."""
+        return self._thread == threading.get_ident() and self._current(self.trains) is self._training
+
     def optimizer_stepped(self, optimizer: Any) -> Any:
         """An event, and which device, stream and thread train."""
+        self.optimizes(optimizer)
+        self._training = self._current(self.trains)
+        self._thread = threading.get_ident()
+        return self.stamp()
+
+    def optimizes(self, optimizer: Any) -> None:
+        """Which device trains; the thread and its stream are autograd's."""
         device = _device_of(optimizer)
         if device != self.trains:
             self.trains = device
+            self._training = None
             self._streams.clear()
             self._free.clear()
-        self._training = self._current(device)
-        self._thread = threading.get_ident()
-        return self.stamp()
 
     def passed(self, stamp: Any) -> bool:
         """Whether the device has come past it."""

@@ -223,6 +223,7 @@ class StepClock:
         """An optimizer's step has ended; inside a backward it may run on a thread of autograd's."""
         thread, step = threading.get_ident(), self.step
         if self.backwards and thread != self.thread:
+            self.moments.optimizes(optimizer)
             if step is not None:
                 step.optimized = self.moments.stamp()
             return

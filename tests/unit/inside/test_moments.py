@@ -113,6 +113,27 @@ def test_before_an_optimizer_steps_no_device_is_known(gpu: Gpu) -> None:
     assert clock.moments.trains is None
 
 
+@pytest.mark.usefixtures("gpu")
+def test_optimizers_that_step_inside_backward_show_the_device() -> None:
+    """On a GPU backward runs on a thread of autograd's, and so do optimizers that are hooked into it."""
+    clock = clock_on(CudaMoments())
+    for row in range(4):
+        clock.begin()
+        clock.returned((row,))
+        clock.backward_begins()
+        clock.backwards += 1
+        thread = threading.Thread(target=clock.optimizer_stepped, args=(optimizer(1),))
+        thread.start()
+        thread.join()
+        clock.backwards -= 1
+        clock.backward_ends()
+    clock.begin()
+    found = [parts for _, parts in clock.take()]
+    assert clock.moments.trains == 1
+    assert clock.moments.foreign == 0
+    assert all({"t", "s", "b", "o"} <= set(parts) for parts in found[1:])
+
+
 def test_edges_on_another_stream_say_nothing(gpu: Gpu) -> None:
     clock = clock_on(CudaMoments())
     train(clock, 2)
