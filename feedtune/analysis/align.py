@@ -162,8 +162,8 @@ def _syncs(parts: Mapping[str, Any]) -> tuple[Sync, ...] | None:
     While a GPU waits for rank 0's buffers its host runs on. If that takes longer to the first bucket than the
     GPU does once it has them, part of the wait was the host's work, and without the wait it would have shown.
     """
-    points = [Sync(*point) for point in parts.get("y") or () if None not in point]
-    if len(points) < len(parts.get("y") or ()):
+    points = [Sync(*point) for point in parts.get("y") or ()]
+    if any(None in point for point in points):
         return None
     ready_s, ahead_s = parts.get("r"), parts.get("a")
     last = max((at for at, point in enumerate(points) if point.kind == BUFFERS), default=None)

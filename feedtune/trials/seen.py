@@ -136,9 +136,9 @@ def training(number: int, ranks: Mapping[int, RankSeen]) -> dict[str, Any]:
                 "detailed": sum(one.parts is not None for one in seen.records),
                 "dropped": seen.about.get("dropped"),
                 "others": seen.about.get("others"),
-                **measure_steps({rank: records[rank]}, *shape, seen.loop_waits).as_dict(),
+                **measure_steps({rank: seen.records}, *shape, seen.loop_waits).as_dict(),
                 "budget": budget.ranks[rank].as_dict(),
-                "queue": None if (queue := measure_queue(records[rank])) is None else queue.as_dict(),
+                "queue": None if (queue := measure_queue(seen.records)) is None else queue.as_dict(),
                 "pinned": {"batches": seen.about["pin_s"][0], "seconds": seen.about["pin_s"][1]},
                 "workers": None if (found := workers[rank]) is None else found.as_dict(),
             }

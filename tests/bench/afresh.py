@@ -1,4 +1,4 @@
-"""A script without feedtune that trains a slice whenever it is asked to, between the blocks of a trial."""
+"""A process that works a slice whenever it is asked to, in turns with something else."""
 
 from __future__ import annotations
 
@@ -8,39 +8,49 @@ import sys
 
 
 class Afresh:
-    """The script, which prints its rate after each slice and waits for a line.
+    """A command that prints a line once it is ready, and one for each line that it is sent.
 
     Args:
-        command: the script, or the launcher of its ranks, of which the first prints and reads.
+        command: the command, or the launcher of its ranks, of which the first prints and reads.
+        stderr: of it; at its end one rank leaves the other alone, which complains.
         env: what it has besides this process's own environment.
+
+    Attributes:
+        ready: words of its first line.
+        rates: of the slices that it trained.
     """
 
-    def __init__(self, command: list[str], **env: str) -> None:
+    def __init__(self, command: list[str], stderr: int | None = subprocess.DEVNULL, **env: str) -> None:
         self.rates: list[float] = []
         self._process = subprocess.Popen(
             command,
             env={**os.environ, **env},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # at its end one rank leaves the other alone
+            stderr=stderr,
             text=True,
         )
-        self._read()  # trained once: all that a first time takes is behind it
+        self.ready = self._read()
 
-    def _read(self) -> float:
+    def _read(self) -> list[str]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             sys.exit(f"{self._process.args} has ended")
-        return float(line.split()[0])
+        return line.split()
 
-    def train(self, words: str = "go on") -> float:
-        """One slice more; its rate."""
+    def ask(self, line: object) -> list[str]:
+        """Words of its answer."""
         assert self._process.stdin is not None
-        self._process.stdin.write(words + "\n")
+        self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
-        self.rates.append(self._read())
+        return self._read()
+
+    def train(self, line: str = "go on") -> float:
+        """One slice more, of a script that answers with its rate; the rate."""
+        self.rates.append(float(self.ask(line)[0]))
         return self.rates[-1]
 
-    def end(self) -> None:
-        self._process.communicate()
+    def end(self) -> str:
+        """Its last words."""
+        return self._process.communicate()[0].strip()

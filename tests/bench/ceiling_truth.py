@@ -17,12 +17,11 @@ import math
 import sys
 import tempfile
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from afresh import Afresh
 
-from feedtune.analysis.stats import paired_gain
+from feedtune.analysis.stats import geometric_mean, paired_gain
 from feedtune.settings import LoaderSettings
 from feedtune.trials.ceiling import CeilingRun
 from feedtune.trials.live import in_trial
@@ -82,10 +81,6 @@ def start(args: argparse.Namespace, options: list[str]) -> ManyCeilings:
     return runs[0]
 
 
-def mean(rates: list[float]) -> float:
-    return math.exp(fmean(map(math.log, rates)))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--starts", type=int, default=1)
@@ -96,7 +91,7 @@ def main() -> None:
     found = [start(args, options) for _ in range(args.starts)]
     for kind in found[0].rates:
         pairs = [one.rates[kind] for one in found]
-        sides = [[mean(side) for side in pair] for pair in pairs]
+        sides = [[geometric_mean(side) for side in pair] for pair in pairs]
         by_hand, ours = zip(*sides, strict=True) if len(pairs) > 1 else pairs[0]
         gain = paired_gain(by_hand, ours)
         print(

@@ -57,9 +57,7 @@ def main() -> None:
     job = find_job()
     images = open_data(args.data)
     if job.world > 1:
-        dist.init_process_group(
-            os.environ.get("BACKEND") or ("nccl" if job.device.type == "cuda" else "gloo")
-        )
+        dist.init_process_group("nccl" if job.device.type == "cuda" else "gloo")
     loader = make_loader(args, job, images)
     training = Training(args, job, len(images.classes))
     pageable = [[t.clone() for t in batch] for batch in itertools.islice(loader, 10)]

@@ -12,20 +12,18 @@ the training process's own processor time, which other processes disturb less.
 from __future__ import annotations
 
 import argparse
-import math
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
+from afresh import Afresh
 from torch import nn
 from torch.utils.data import DataLoader, dataloader
 
-from feedtune.analysis.stats import paired_gain
+from feedtune.analysis.stats import geometric_mean, paired_gain
 from feedtune.inside.hook import _follow
 from feedtune.inside.observed import Observer
 from feedtune.workloads.resnet import build_model
@@ -118,33 +116,10 @@ def child(args: argparse.Namespace) -> None:
         print(f"{observer.trace.quiet.cost_s / max(1, steps) * 1e6:.0f} us a step of {steps}", flush=True)
 
 
-class Child:
-    """One of the two processes."""
-
-    def __init__(self, kind: str, times: int = 0) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--child", kind, "--times", str(times), *sys.argv[1:]],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        words = self._read().split()
-        self.times, self.step_s = int(words[0]), float(words[1])
-
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
-
-    def rates(self, steps: int) -> list[float]:
-        """Steps a second over so many, and a second of processor time."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{steps}\n")
-        self._process.stdin.flush()
-        return [steps / float(seconds) for seconds in self._read().split()]
-
-    def end(self) -> str:
-        """Its last words."""
-        return self._process.communicate()[0].strip()
+def start(kind: str, times: str = "0") -> Afresh:
+    """One of the two processes; its first words are its ``times`` and the seconds of a step."""
+    words = [sys.executable, __file__, "--child", kind, "--times", times, *sys.argv[1:]]
+    return Afresh(words, stderr=None)
 
 
 def main() -> None:
@@ -161,25 +136,23 @@ def main() -> None:
     if args.child:
         child(args)
         return
-    means: list[list[list[float]]] = []  # of each start: [off, armed], by wall clock and by processor time
+    means: dict[str, list[list[float]]] = {"off": [], "armed": []}  # of each start: by both clocks
     for _ in range(args.starts):
-        off = Child("off")
-        both = {"off": off, "armed": Child("armed", off.times)}
-        steps = max(5, int(args.seconds / off.step_s))
-        logs: dict[str, list[list[float]]] = {"off": [], "armed": []}
+        off = start("off")
+        both = {"off": off, "armed": start("armed", off.ready[0])}
+        steps = max(5, int(args.seconds / float(off.ready[1])))
+        rates: dict[str, list[list[float]]] = {"off": [], "armed": []}
         for pair in range(args.pairs + 1):
             for kind in ("armed", "off") if pair % 2 else ("off", "armed"):
-                logs[kind].append([math.log(rate) for rate in both[kind].rates(steps)])
+                rates[kind].append([steps / float(seconds) for seconds in both[kind].ask(steps)])
         words = both["armed"].end()
         off.end()
-        means.append(
-            [[math.exp(fmean(one)) for one in zip(*kept[1:], strict=True)] for kept in logs.values()]
-        )
-        print(
-            f"  {1e3 / means[-1][0][0]:.2f} ms a step, {means[-1][1][0] / means[-1][0][0]:.4f}; {words}",
-            flush=True,
-        )
-    wall, cpu = (paired_gain([one[0][by] for one in means], [one[1][by] for one in means]) for by in (0, 1))
+        for kind, kept in rates.items():
+            means[kind].append([geometric_mean(one) for one in zip(*kept[1:], strict=True)])
+        rate, armed = (of[-1][0] for of in means.values())
+        print(f"  {1e3 / rate:.2f} ms a step, {armed / rate:.4f}; {words}", flush=True)
+    sides = [list(zip(*of, strict=True)) for of in means.values()]
+    wall, cpu = (paired_gain(*pair) for pair in zip(*sides, strict=True))
     print(
         f"armed / off {wall.ratio:.4f} ({wall.low:.4f} to {wall.high:.4f}), by processor time "
         f"{cpu.ratio:.4f} ({cpu.low:.4f} to {cpu.high:.4f}), "

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from afresh import Afresh
 
-from feedtune.analysis.stats import paired_gain
+from feedtune.analysis.stats import geometric_mean, paired_gain
 from feedtune.trials.options import TuneOptions
 from feedtune.trials.tune import tune
 
@@ -48,7 +48,7 @@ def measure(kind: str) -> str:
     bare = [math.sqrt(before * after) for before, after in zip(afresh.rates, afresh.rates[1:], strict=False)]
     pairs = [(a, b) for a, b in zip(bare, found, strict=True) if b]
     gain = paired_gain(*zip(*pairs, strict=True))
-    rates = (math.exp(sum(map(math.log, side)) / len(side)) for side in zip(*pairs, strict=True))
+    rates = map(geometric_mean, zip(*pairs, strict=True))
     shown = "".join(f"{rate:>13.3f}" for rate in rates)
     return f"{WORKERS[kind]:>8}{len(pairs):>8}{shown}{gain.ratio:>9.3f} ({gain.low:.3f} to {gain.high:.3f})"
 
