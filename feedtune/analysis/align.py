@@ -4,8 +4,8 @@ Keys of a record's ``parts``, in seconds, offsets from the step's begin on the r
 stream under CUDA, else its host); what was not seen is absent: ``t`` duration on the GPU's timeline, ``s``
 exposed starvation there, ``h`` host-to-device copies, ``b`` end of the last backward, ``o`` end of the last
 optimizer step, ``y`` sync points ``[kind, arrive, leave]``, ``r`` first gradient bucket ready, ``a`` what the
-host took from the broadcast of buffers to there, ``g`` garbage collection, ``n`` elements of the batch. Of a
-long run's steps only some have parts.
+host took from the broadcast of buffers to there, ``c`` begin and duration of each collection of garbage in
+turn, ``n`` elements of the batch. Of a long run's steps only some have parts.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def line_up(
     """
     chosen = choose_steps(ranks, workers, prefetch)
     steps = {rank: _on_timeline(records, loop_waits) for rank, records in chosen.ranks.items()}
-    known = {place: [of[place].gc_s is not None for of in steps.values()] for place in chosen.measured}
+    known = {place: [of[place].collections is not None for of in steps.values()] for place in chosen.measured}
     places = [place for place, ranks_know in known.items() if all(ranks_know)] or chosen.measured
     waits_seen = _seen(places, steps, "wait_s")
-    whole = _whole(len(chosen.steps) - 1, steps, waits_seen, _seen(places, steps, "gc_s"))
+    whole = _whole(len(chosen.steps) - 1, steps, waits_seen, _seen(places, steps, "collections"))
     matched = {place for place in whole if len({of[place].kinds for of in steps.values()}) == 1}
     mismatched = len(matched & set(places)) < _MOST * len(whole & set(places))
     barriers = any(kind != BUFFERS for p in places for kind in steps[min(steps)][p].kinds or ())
@@ -116,7 +116,7 @@ def _whole(total: int, steps: Mapping[int, Sequence[RankStep]], waits: bool, par
     """Steps in which no rank lacks what all have in most steps: its wait, or anything but that."""
 
     def lacks(one: RankStep) -> bool:
-        return (waits and one.wait_s is None) or (parts and one.gc_s is None)
+        return (waits and one.wait_s is None) or (parts and one.collections is None)
 
     return {place for place in range(total) if not any(lacks(of[place]) for of in steps.values())}
 
@@ -142,6 +142,7 @@ def _rank_step(begin_s: float, one: StepSeen, length_s: float, device: bool, loo
     parts = one.parts or {}
     wait_s = parts.get("s") if device else one.wait_s
     backward, optimized = parts.get("b"), parts.get("o")
+    collected = parts.get("c", ())
     end_s = None if backward is None else max(backward, optimized or 0.0)
     return RankStep(
         begin_s,
@@ -150,7 +151,7 @@ def _rank_step(begin_s: float, one: StepSeen, length_s: float, device: bool, loo
         max(0.0, one.wait_s - wait_s) if device and loop_waits and wait_s is not None else None,
         parts.get("h"),
         end_s,
-        None if one.parts is None else parts.get("g", 0.0),
+        None if one.parts is None else tuple(zip(collected[::2], collected[1::2], strict=True)),
         _syncs(parts),
         parts.get("n"),
     )

@@ -100,10 +100,12 @@ def find_losses(
     step_s, parts = means(places)
     found = {
         "communication": parts["communication_s"],
-        "sched/gc": parts["stall_s"],
         "rest": parts["rest_s"],
     }
     losses = [Loss(kind, value, value / step_s) for kind, value in found.items() if value and value > 0]
+    if stall_s := parts["stall_s"]:
+        by = vote([(one.collector, one.uneven_gc_s, one.round.steps) for one in rounds], step_s)
+        losses.append(Loss("sched/gc", stall_s, stall_s / step_s, by))
     losses += _data_losses(rounds, parts["data_wait_s"], budget.data_at_least_s, step_s, supply or {})
     losses += _work_losses(rounds, parts["straggle_s"], step_s)
     losses.sort(key=lambda one: -one.seconds)
@@ -185,14 +187,14 @@ def vote(ballots: Sequence[tuple[int, float, int]], step_s: float) -> Culprit | 
 
 
 def sizes_to_work(rounds: Sequence[RoundLoss]) -> float | None:
-    """Spearman's rho, over rounds and ranks, of elements and work (A - S) beyond the median of the others."""
+    """Spearman's rho, over rounds and ranks, of elements and work beyond the median of the others."""
     sizes: list[float] = []
     works: list[float] = []
     for one in (loss.round for loss in rounds):
         elements = {rank: found for rank in one.works if (found := one.elements(rank)) is not None}
         if len(elements) < len(one.works):
             continue
-        work = {rank: one.path(rank, with_data=False) for rank in elements}
+        work = {rank: one.path(rank, less_data=True, less_gc=True) for rank in elements}
         for rank in elements:
             sizes.append(elements[rank] - median(n for other, n in elements.items() if other != rank))
             works.append(work[rank] - median(s for other, s in work.items() if other != rank))

@@ -10,6 +10,7 @@ from typing import Any
 from feedtune.analysis.align import Timeline
 from feedtune.analysis.blame import Loss, Losses, find_losses
 from feedtune.analysis.budget import FLAGS, TrainingBudget
+from feedtune.analysis.means import collecting
 from feedtune.analysis.policy import POLICY
 
 _PART = {
@@ -22,6 +23,7 @@ _PART = {
     "sched/gc": "stall_s",
     "rest": "rest_s",
 }
+_NAMED = 8  # ranks in a sentence
 _BLIND = ("syncs_unseen", "syncs_differ", "waits_unseen")
 
 
@@ -135,7 +137,6 @@ _PLAIN = {
     "and work {rho:.2f}): {amount}.",
     "imbalance/turns": "Ranks come last in turns, and not for the sizes of their batches: {amount}.",
     "communication": "Even the rank that comes last waits for the exchange: {amount}.",
-    "sched/gc": "Python collects garbage: {amount}.",
     "rest": "Outside of data, copies, forward, backward, optimizer and waits for ranks: {amount}.",
 }
 
@@ -156,6 +157,8 @@ def _sentence(loss: Loss, step_s: float, timeline: Timeline, budget: TrainingBud
         if not timeline.waits_seen:
             return f"{_comes_last(loss)}, for its data or its work, which was not told apart: {amount}."
         return f"{_comes_last(loss)}, for its own work{_sizes(loss, timeline)}: {amount}."
+    if loss.kind == "sched/gc":
+        return f"Python collects garbage: {amount}.{_collectors(loss, step_s, timeline)}"
     if loss.kind == "rest" and _leave_apart(loss, budget):
         return (
             "Ranks leave the same exchange at different times, as with more processes than cores, and wait "
@@ -174,6 +177,26 @@ def _comes_last(loss: Loss) -> str:
     assert loss.culprit is not None
     by = loss.culprit
     return f"Rank {by.rank} comes last in {by.votes:.0%} of the {by.rounds} times that ranks lie apart"
+
+
+def _collectors(loss: Loss, step_s: float, timeline: Timeline) -> str:
+    """Which ranks collect garbage how long, and what it would cost if all did so in the same steps."""
+    if timeline.alone:
+        return ""
+    found = {
+        rank: fmean(collecting(of[place], timeline.synced) for place in timeline.measured)
+        for rank, of in timeline.ranks.items()
+    }
+    ranks = sorted(found, key=lambda rank: -found[rank])
+    named = ", ".join(f"rank {rank} {_ms(found[rank])}" for rank in ranks[:_NAMED])
+    more = f", {len(ranks) - _NAMED} more ranks less" if len(ranks) > _NAMED else ""
+    most_s = found[ranks[0]]
+    if loss.seconds - most_s < POLICY.material * step_s:
+        return f" Of each step {named}{more}."
+    return (
+        f" Of each step {named}{more}, at different times: in the same steps on all ranks (gc.disable(), and "
+        f"gc.collect() every so many steps) it would cost {_ms(most_s)}."
+    )
 
 
 def _waits(loss: Loss, timeline: Timeline) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from statistics import fmean, median_low
 
 from feedtune.analysis.align import Timeline
-from feedtune.analysis.rounds import RankStep, Round, lose
+from feedtune.analysis.rounds import RankStep, Round, collections_of, lose, overlap
 
 Means = Callable[[Sequence[int]], tuple[float, dict[str, float | None]]]
 
@@ -22,7 +22,7 @@ def rank_means(timeline: Timeline, rank: int) -> Means:
     """A function from positions to a rank's mean step and its parts."""
     steps = timeline.ranks[rank]
     copies, computes = _sees(timeline, rank, "copy_s"), timeline.waits_seen and _sees_work(timeline, rank)
-    collects = _sees(timeline, rank, "gc_s")
+    collects = _sees(timeline, rank, "collections")
     alone = 0.0 if timeline.alone else None
     waited = {place: _waited(timeline, rank, place) for place in timeline.measured} if timeline.synced else {}
 
@@ -35,7 +35,7 @@ def rank_means(timeline: Timeline, rank: int) -> Means:
             "compute_s": fmean(computing(one, timeline.synced) for one in here) if computes else None,
             "communication_s": fmean(waited[place][0] for place in places) if waited else alone,
             "straggle_s": fmean(waited[place][1] for place in places) if waited else alone,
-            "stall_s": fmean(one.gc_s or 0.0 for one in here) if collects else None,
+            "stall_s": fmean(collecting(one, timeline.synced) for one in here) if collects else None,
         }
         return step_s, with_rest(step_s, parts)
 
@@ -47,9 +47,20 @@ def computing(step: RankStep, synced: bool) -> float:
     if step.end_s is None:
         return 0.0
     begin, end = step.wait_s or 0.0, step.end_s
-    points = step.syncs or () if synced else ()
-    waits = sum(max(0.0, min(end, one.leave_s) - max(begin, one.arrive_s)) for one in points)
-    return max(0.0, end - begin - waits - (step.copy_s or 0.0) - (step.gc_s or 0.0))
+    waits = overlap(_sync_waits(step, synced), begin, end)
+    return max(0.0, end - begin - waits - (step.copy_s or 0.0) - collecting(step, synced, end))
+
+
+def collecting(step: RankStep, synced: bool, until_s: float | None = None) -> float:
+    """Seconds of garbage collection in a step, or until an offset in it, outside of its waits for ranks."""
+    end_s = step.length_s if until_s is None else until_s
+    spans = [(b - step.begin_s, min(e - step.begin_s, end_s)) for b, e in collections_of(step)]
+    waits = _sync_waits(step, synced)
+    return sum(max(0.0, e - b - overlap(waits, b, e)) for b, e in spans)
+
+
+def _sync_waits(step: RankStep, synced: bool) -> list[tuple[float, float]]:
+    return [(one.arrive_s, one.leave_s) for one in step.syncs or ()] if synced else []
 
 
 def communicating(timeline: Timeline, place: int) -> list[float]:
@@ -86,7 +97,7 @@ def job_means(timeline: Timeline, without: Collection[int] = ()) -> Means:
     ranks = timeline.ranks
     copies = any(_sees(timeline, rank, "copy_s") for rank in ranks)
     computes = timeline.waits_seen and all(_sees_work(timeline, rank) for rank in ranks)
-    collects = any(_sees(timeline, rank, "gc_s") for rank in ranks)
+    collects = any(_sees(timeline, rank, "collections") for rank in ranks)
     losses = [lose(one) for one in timeline.rounds if not touches(one, without)]
     waited = {place: sum(communicating(timeline, place)) for place in timeline.measured}
 

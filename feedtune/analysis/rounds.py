@@ -39,7 +39,8 @@ class RankStep(NamedTuple):
         hidden_s: waiting in ``next()`` behind work that the GPU had queued already; ``None`` without a GPU.
         copy_s: host-to-device copies of the batch.
         end_s: offset of the later one of the last backward's and the last optimizer step's end.
-        gc_s: garbage collection; ``None`` where nothing but the wait was recorded.
+        collections: begin and seconds of each collection of garbage; ``None`` where nothing but the wait was
+            recorded.
         syncs: sync points in order; ``None`` where one of their times is missing.
         elements: of the batch.
     """
@@ -50,7 +51,7 @@ class RankStep(NamedTuple):
     hidden_s: float | None
     copy_s: float | None
     end_s: float | None
-    gc_s: float | None
+    collections: tuple[tuple[float, float], ...] | None
     syncs: tuple[Sync, ...] | None
     elements: int | None
 
@@ -64,7 +65,7 @@ class Work(NamedTuple):
     """An interval A of one rank between two sync points, and what it holds, in seconds.
 
     ``wait_s`` is S, ``copy_s`` H, ``gc_s`` G; ``busy_s`` lies between a batch's arrival and the end of its
-    step's backward or optimizer, H and G included. ``elements``: of its batches; ``None``: unknown.
+    step's backward or optimizer, H included, G not. ``elements``: of its batches; ``None``: unknown.
     """
 
     seconds: float
@@ -73,6 +74,10 @@ class Work(NamedTuple):
     gc_s: float
     busy_s: float
     elements: int | None
+
+    def less(self, data: bool, gc: bool) -> float:
+        """Its seconds without waiting for data, without garbage collection, or without both."""
+        return self.seconds - self.wait_s * data - self.gc_s * gc
 
 
 @dataclass(frozen=True)
@@ -96,24 +101,24 @@ class Round:
         """Steps that passed from its begin to its end."""
         return self.end - self.begin
 
-    def passage(self, with_data: bool = True) -> float:
+    def passage(self, less_data: bool = False, less_gc: bool = False) -> float:
         """Seconds until the last rank arrives at the round's end, waits for each other included.
 
-        With one sync point this is max_r A, and ``passage(False)`` max_r (A - S).
+        With one sync point this is max_r A, with ``less_data`` max_r (A - S), with both max_r (A - S - G).
         """
         at = dict.fromkeys(self.works, 0.0)
         for number, joins in enumerate(self.joins):
             for rank, works in self.works.items():
-                at[rank] += works[number].seconds - (0.0 if with_data else works[number].wait_s)
+                at[rank] += works[number].less(less_data, less_gc)
             if joins:
                 at = dict.fromkeys(at, max(at.values()))
             elif 0 in at:
                 at = {rank: max(seconds, at[0]) for rank, seconds in at.items()}
         return max(at.values())
 
-    def path(self, rank: int, with_data: bool = True) -> float:
+    def path(self, rank: int, less_data: bool = False, less_gc: bool = False) -> float:
         """Seconds that a rank was on its own way, waits for other ranks left out."""
-        return sum(work.seconds - (0.0 if with_data else work.wait_s) for work in self.works[rank])
+        return sum(work.less(less_data, less_gc) for work in self.works[rank])
 
     def elements(self, rank: int) -> int | None:
         """Of the batches of a rank."""
@@ -124,9 +129,11 @@ class Round:
 class RoundLoss(NamedTuple):
     """What a round lost, and which rank was last; seconds.
 
-    ``last`` is argmax_r A, ``last_at_work`` argmax_r (A - S); ``uneven_s`` is the part of ``data_wait_s``
-    that the last rank waited beyond the median of the others; ``straggle_s`` is what it worked beyond their
-    median, ``unlevel_s`` beyond the mean of all: what the same work, spread evenly, would save.
+    ``last`` is argmax_r A, ``last_at_work`` argmax_r (A - S - G), ``collector`` argmax_r G; ``uneven_s`` is
+    the part of ``data_wait_s`` that the last rank waited beyond the median of the others; ``straggle_s`` is
+    what it worked beyond their median, ``unlevel_s`` beyond the mean of all: what the same work, spread
+    evenly, would save. ``stall_s`` is what all would have saved if none had collected garbage,
+    ``uneven_gc_s`` what the one that did so longest collected beyond the median of the others.
     """
 
     round: Round
@@ -137,36 +144,41 @@ class RoundLoss(NamedTuple):
     h2d_s: float
     compute_s: float
     stall_s: float
+    uneven_gc_s: float
     last: int
     last_at_work: int
+    collector: int
 
 
 def lose(one: Round) -> RoundLoss:
     """Losses of a round of at least two ranks."""
     paths = {rank: one.path(rank) for rank in sorted(one.works)}
-    works = {rank: one.path(rank, with_data=False) for rank in paths}
-    waits = {rank: paths[rank] - works[rank] for rank in paths}
+    works = {rank: one.path(rank, less_data=True, less_gc=True) for rank in paths}
+    waits = {rank: paths[rank] - one.path(rank, less_data=True) for rank in paths}
+    collections = {rank: paths[rank] - one.path(rank, less_gc=True) for rank in paths}
     last = max(paths, key=paths.__getitem__)
     last_at_work = max(works, key=works.__getitem__)
-    without_data = one.passage(with_data=False)
+    collector = max(collections, key=collections.__getitem__)
+    without_data, bare_s = one.passage(less_data=True), one.passage(less_data=True, less_gc=True)
     data_wait_s = max(0.0, one.passage() - without_data)
     others = sorted((rank for rank in works if rank != last_at_work), key=works.__getitem__)
     middle = others[(len(others) - 1) // 2 : len(others) // 2 + 1]
     typical = [work for rank in middle for work in one.works[rank]]
     copy_s = sum(work.copy_s for work in typical) / len(middle)
-    gc_s = sum(work.gc_s for work in typical) / len(middle)
     busy_s = sum(work.busy_s for work in typical) / len(middle)
     return RoundLoss(
         one,
         data_wait_s,
         max(0.0, data_wait_s - median(wait for rank, wait in waits.items() if rank != last)),
-        max(0.0, without_data - fmean(works[rank] for rank in middle)),
-        max(0.0, without_data - fmean(works.values())),
+        max(0.0, bare_s - fmean(works[rank] for rank in middle)),
+        max(0.0, bare_s - fmean(works.values())),
         copy_s,
-        max(0.0, busy_s - copy_s - gc_s),
-        gc_s,
+        max(0.0, busy_s - copy_s),
+        max(0.0, without_data - bare_s),
+        collections[collector] - median(gc_s for rank, gc_s in collections.items() if rank != collector),
         last,
         last_at_work,
+        collector,
     )
 
 
@@ -176,10 +188,11 @@ class _Walker:
     def __init__(self) -> None:
         self.leave_s = 0.0
         self._busy: list[tuple[float, float]] = []  # from a batch's arrival to the end of its step's work
+        self._collections: list[tuple[float, float]] = []  # of garbage, begin and end
         self._restart()
 
     def _restart(self) -> None:
-        self._wait_s = self._copy_s = self._gc_s = 0.0
+        self._wait_s = self._copy_s = 0.0
         self._elements: int | None = 0
 
     def enter(self, step: RankStep) -> None:
@@ -187,7 +200,7 @@ class _Walker:
         wait_s = step.wait_s or 0.0
         self._wait_s += wait_s
         self._copy_s += step.copy_s or 0.0
-        self._gc_s += step.gc_s or 0.0
+        self._collections += collections_of(step)
         if self._elements is not None:
             self._elements = None if step.elements is None else self._elements + step.elements
         if step.end_s is not None:
@@ -197,13 +210,27 @@ class _Walker:
         """Come to a sync point of the step that began then, and leave it."""
         before = self.leave_s
         arrive_s = max(before, begin_s + point.arrive_s)
-        busy_s = sum(max(0.0, min(e, arrive_s) - max(b, before)) for b, e in self._busy)
-        wait_s = min(self._wait_s, arrive_s - before)
-        work = Work(arrive_s - before, wait_s, self._copy_s, self._gc_s, busy_s, self._elements)
+        gc_s = overlap(self._collections, before, arrive_s)
+        busy = [(max(b, before), min(e, arrive_s)) for b, e in self._busy]
+        busy_s = sum(max(0.0, e - b - overlap(self._collections, b, e)) for b, e in busy)
+        wait_s = min(self._wait_s, arrive_s - before - gc_s)
+        work = Work(arrive_s - before, wait_s, self._copy_s, gc_s, busy_s, self._elements)
         self.leave_s = max(arrive_s, begin_s + point.leave_s)
         self._busy = [(b, e) for b, e in self._busy if e > self.leave_s]
+        self._collections = [(b, e) for b, e in self._collections if e > self.leave_s]
         self._restart()
         return work
+
+
+def collections_of(step: RankStep) -> list[tuple[float, float]]:
+    """Begin and end of its collections of garbage, on the rank's timeline."""
+    begins = ((step.begin_s + begin, seconds) for begin, seconds in step.collections or ())
+    return [(begin_s, begin_s + seconds) for begin_s, seconds in begins]
+
+
+def overlap(spans: Iterable[tuple[float, float]], begin_s: float, end_s: float) -> float:
+    """Seconds of the spans that lie between two moments."""
+    return sum(max(0.0, min(end, end_s) - max(begin, begin_s)) for begin, end in spans)
 
 
 def rounds_of(run: Sequence[int], steps: Mapping[int, Sequence[RankStep]]) -> Iterable[Round]:

@@ -115,9 +115,10 @@ class CudaMoments:
         return event
 
     def _event(self) -> Any:
-        if self._free:
+        try:
             return self._free.pop()
-        return self._cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own gap
+        except IndexError:  # not asked for before: another thread may take the last one meanwhile
+            return self._cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own gap
 
     def _current(self, device: Any) -> Any:
         """The current stream of the device; the same object for the same stream."""
@@ -175,7 +176,7 @@ class CudaMoments:
 
     def release(self, step: Any) -> None:
         """Events of a step are free, but for its end, with which the next one begins."""
-        pairs = [*step.buckets, step.copies or ()]
+        pairs = [*step.buckets, *step.collections, step.copies or ()]
         found = [
             step.begin,
             step.got,

@@ -19,6 +19,8 @@ _MOST_PENDING = 256  # steps that wait to be taken, or for a device that is behi
 _TAKEN = 64  # so many are worth taking
 _MOST_SYNCS = 16  # points of one step where ranks wait for each other
 _MOST_BUCKETS = 32  # of a step whose waits are kept one by one
+_MOST_COLLECTIONS = 8  # of garbage in one step that are kept one by one
+_SHORT_S = 1e-3  # a collection that takes less is added to the one before
 _MOST_OPEN = 4096  # of one backward; ranks that have left a join go on reducing without one
 
 
@@ -31,11 +33,11 @@ class Step:
         "begin",
         "bucket_bytes",
         "buckets",
+        "collections",
         "copies",
         "depth",
         "elements",
         "end",
-        "gc_s",
         "got",
         "host_s",
         "open",
@@ -63,7 +65,7 @@ class Step:
         self.ahead_s: Optional[float] = None  # from there to the first bucket
         self.bucket_bytes = 0
         self.depth = 0  # of backwards inside each other, as reentrant checkpoints make them
-        self.gc_s = 0.0
+        self.collections: list[list[Any]] = []  # [begin, end] of each collection of garbage
         self.elements: Optional[int] = None
 
 
@@ -260,10 +262,28 @@ class StepClock:
             self.copied = True
             step.copies[1] = self.moments.stamp(step.copies[1])
 
-    def collected(self, seconds: float) -> None:
-        """Python's garbage collection took so long; in ``next()`` it is part of the wait."""
-        if self.step is not None and self.step.row:
-            self.step.gc_s += seconds
+    def collection_begins(self, young: bool = False) -> Any:
+        """Python collects garbage: a stamp; ``None`` in ``next()``, where it is part of the wait.
+
+        On a GPU the stretch between two events is what the device idled meanwhile. Collections of the
+        youngest generation are too short for that, and of another thread's stream nothing is known.
+        """
+        if self.step is None or not self.step.row:
+            return None
+        if self.moments.device and (young or not (self.mine() or self.backwards)):
+            return None
+        return self.moments.stamp()
+
+    def collection_ends(self, begin: Any) -> None:
+        """It has, since ``begin``."""
+        step = self.step
+        if step is None or begin is None:
+            return
+        end, kept = self.moments.stamp(), step.collections
+        if kept and not self.moments.device and (len(kept) >= _MOST_COLLECTIONS or end - begin < _SHORT_S):
+            kept[-1][1] += end - begin
+        elif len(kept) < _MOST_COLLECTIONS:
+            kept.append([begin, end])
 
 
 def parts_of(step: Step, moments: Moments) -> dict[str, Any]:
@@ -272,9 +292,9 @@ def parts_of(step: Step, moments: Moments) -> dict[str, Any]:
     Keys: ``t`` and ``s`` duration and exposed starvation on the GPU's timeline, ``h`` host-to-device
     copies, ``b`` end of the last backward, ``o`` end of the optimizer's step, ``y`` points where ranks wait
     for each other ``[kind, arrive, leave]``, ``r`` first bucket ready, ``w`` waits of the buckets, ``v``
-    their bytes, ``a`` what a GPU's host took from the broadcast of buffers to ``r``, ``g`` garbage
-    collection, ``q`` batches ready, ``n`` elements of the batch. Times in seconds; ``b``, ``o``, ``y`` and
-    ``r`` from the step's begin.
+    their bytes, ``a`` what a GPU's host took from the broadcast of buffers to ``r``, ``c`` begin and
+    duration of each collection of garbage in turn, ``q`` batches ready, ``n`` elements of the batch. Times in
+    seconds; ``b``, ``o``, ``y``, ``r`` and the begins in ``c`` from the step's begin.
     """
     parts: dict[str, Any] = {}
     at = moments.offsets(step.begin)
@@ -295,7 +315,10 @@ def parts_of(step: Step, moments: Moments) -> dict[str, Any]:
         parts["w"] = [_between(at(ready), at(reduced)) for ready, reduced in kept]
         parts["v"] = step.bucket_bytes
         parts["a"] = step.ahead_s
-    parts["g"] = step.gc_s or None
+    if step.collections:
+        times = [(at(begin), at(end)) for begin, end in step.collections]
+        known = [(begin, end - begin) for begin, end in times if begin is not None and end is not None]
+        parts["c"] = [value for pair in known for value in pair] or None
     parts["q"] = step.waits
     parts["n"] = step.elements
     return {name: value for name, value in parts.items() if value is not None}
@@ -306,13 +329,13 @@ def _between(begin: Optional[float], end: Optional[float]) -> Optional[float]:
 
 
 def collect_gc(clock: StepClock) -> Any:
-    """A callback for ``gc.callbacks`` that tells the clock how long collections take."""
-    begun = [0.0]
+    """A callback for ``gc.callbacks`` that tells the clock when collections begin and end."""
+    begun: list[Any] = [None]
 
-    def watch(phase: str, _: Any) -> None:
+    def watch(phase: str, about: dict[str, int]) -> None:
         if phase == "start":
-            begun[0] = time.monotonic()
+            begun[0] = clock.collection_begins(young=about["generation"] == 0)
         else:
-            clock.collected(time.monotonic() - begun[0])
+            clock.collection_ends(begun[0])
 
     return watch

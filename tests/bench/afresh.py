@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Afresh:
@@ -54,3 +60,19 @@ class Afresh:
     def end(self) -> str:
         """Its last words."""
         return self._process.communicate()[0].strip()
+
+
+def several(start: Callable[[int], T], starts: int, jobs: int) -> list[T]:
+    """What ``start(number)`` returns for each start, ``jobs`` at a time, each on cores of its own."""
+    if jobs == 1:
+        return [start(number) for number in range(starts)]
+    shares = multiprocessing.Queue()  # type: multiprocessing.Queue[set[int]]
+    cores = sorted(os.sched_getaffinity(0))
+    for job in range(jobs):
+        shares.put(set(cores[job * len(cores) // jobs : (job + 1) * len(cores) // jobs]))
+    with ProcessPoolExecutor(jobs, initializer=_take_share, initargs=(shares,)) as pool:
+        return list(pool.map(start, range(starts)))
+
+
+def _take_share(shares: multiprocessing.Queue[set[int]]) -> None:
+    os.sched_setaffinity(0, shares.get())

@@ -1,25 +1,27 @@
 """The ceiling of `feedtune run --ceiling` beside the same training edited by hand to reuse its batches.
 
 Usage: python tests/bench/ceiling_truth.py --data DIR [--starts 1] [--blocks 12] [--seconds 4] [--nproc N]
-    [vision options]
+    [--jobs 1] [vision options]
 
 The training edited by hand, without feedtune, trains for a slice between each two blocks of cached batches,
 which wait for it: what else the machine does meets both. A block is held against the mean of the slices
 around it. Prints the ratio of the rates, ours over by hand, with its 95 % interval, for batches in pageable
 memory and, where there is a GPU, in pinned memory. On a CPU two processes of one training differ by some
-percent in how their memory lies: several starts of both, whose means are compared then, tell more.
+percent in how their memory lies: several starts of both, whose means are compared then, tell more; a machine
+with many cores does ``--jobs`` of them at a time, each on its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from afresh import Afresh
+from afresh import Afresh, several
 
 from feedtune.analysis.stats import geometric_mean, paired_gain
 from feedtune.settings import LoaderSettings
@@ -61,8 +63,8 @@ class ManyCeilings(CeilingRun):
                 before = after
 
 
-def start(args: argparse.Namespace, options: list[str]) -> ManyCeilings:
-    """Start both trainings, and measure."""
+def start(args: argparse.Namespace, options: list[str], _: int) -> dict[str, tuple[list[float], list[float]]]:
+    """Start both trainings; the rates by hand and of ours, of each kind of memory."""
     launcher = [sys.executable]
     if args.nproc > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={args.nproc}"]
@@ -78,7 +80,10 @@ def start(args: argparse.Namespace, options: list[str]) -> ManyCeilings:
         trial = TuneOptions(command, Path(folder, "run"), block_s=args.seconds)
         in_trial(make, "ceiling_truth", trial, print)
     hand.end()
-    return runs[0]
+    for kind, rates in runs[0].rates.items():
+        by_hand, ours = map(geometric_mean, rates)
+        print(f"{kind:<9} by hand {by_hand:.3f}, ours / by hand {ours / by_hand:.4f}", flush=True)
+    return runs[0].rates
 
 
 def main() -> None:
@@ -87,10 +92,11 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=4.0, help="of a slice, and of a block")
     parser.add_argument("--nproc", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="starts at a time")
     args, options = parser.parse_known_args()
-    found = [start(args, options) for _ in range(args.starts)]
-    for kind in found[0].rates:
-        pairs = [one.rates[kind] for one in found]
+    found = several(functools.partial(start, args, options), args.starts, args.jobs)
+    for kind in found[0]:
+        pairs = [one[kind] for one in found]
         sides = [[geometric_mean(side) for side in pair] for pair in pairs]
         by_hand, ours = zip(*sides, strict=True) if len(pairs) > 1 else pairs[0]
         gain = paired_gain(by_hand, ours)
@@ -100,4 +106,5 @@ def main() -> None:
         )
 
 
-main()
+if __name__ == "__main__":
+    main()

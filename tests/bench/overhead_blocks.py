@@ -1,7 +1,7 @@
 """What taking steps down costs: one training with the hook and one without, a slice of each in turns.
 
 Usage: python tests/bench/overhead_blocks.py [--starts 8] [--pairs 40] [--seconds 0.2] [--step-ms 20]
-    [--device cuda] [--model resnet50]
+    [--device cuda] [--model resnet50] [--jobs 1]
 
 Whole runs (tests/bench/overhead.py) differ by more than the cost on a machine that does other things, and two
 processes of the same training by some percent in how their memory lies: both are started several times. It
@@ -12,6 +12,7 @@ the training process's own processor time, which other processes disturb less.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import tempfile
 import time
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from afresh import Afresh
+from afresh import Afresh, several
 from torch import nn
 from torch.utils.data import DataLoader, dataloader
 
@@ -116,10 +117,29 @@ def child(args: argparse.Namespace) -> None:
         print(f"{observer.trace.quiet.cost_s / max(1, steps) * 1e6:.0f} us a step of {steps}", flush=True)
 
 
-def start(kind: str, times: str = "0") -> Afresh:
-    """One of the two processes; its first words are its ``times`` and the seconds of a step."""
+def process(kind: str, times: str = "0") -> Afresh:
+    """One of the two; its first words are its ``times`` and the seconds of a step."""
     words = [sys.executable, __file__, "--child", kind, "--times", times, *sys.argv[1:]]
     return Afresh(words, stderr=None)
+
+
+def start(args: argparse.Namespace, _: int) -> dict[str, list[float]]:
+    """Start both, and train slices in turns; the mean rates of each by both clocks."""
+    off = process("off")
+    both = {"off": off, "armed": process("armed", off.ready[0])}
+    steps = max(5, int(args.seconds / float(off.ready[1])))
+    rates: dict[str, list[list[float]]] = {"off": [], "armed": []}
+    for pair in range(args.pairs + 1):
+        for kind in ("armed", "off") if pair % 2 else ("off", "armed"):
+            rates[kind].append([steps / float(seconds) for seconds in both[kind].ask(steps)])
+    words = both["armed"].end()
+    off.end()
+    means = {
+        kind: [geometric_mean(one) for one in zip(*kept[1:], strict=True)] for kind, kept in rates.items()
+    }
+    rate, armed = means["off"][0], means["armed"][0]
+    print(f"  {1e3 / rate:.2f} ms a step, {armed / rate:.4f}; {words}", flush=True)
+    return means
 
 
 def main() -> None:
@@ -130,28 +150,15 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=20)
     parser.add_argument("--model", choices=["toy", "resnet50"], default="toy")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="starts at a time, each on cores of its own")
     parser.add_argument("--child", choices=["armed", "off"], help=argparse.SUPPRESS)
     parser.add_argument("--times", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         child(args)
         return
-    means: dict[str, list[list[float]]] = {"off": [], "armed": []}  # of each start: by both clocks
-    for _ in range(args.starts):
-        off = start("off")
-        both = {"off": off, "armed": start("armed", off.ready[0])}
-        steps = max(5, int(args.seconds / float(off.ready[1])))
-        rates: dict[str, list[list[float]]] = {"off": [], "armed": []}
-        for pair in range(args.pairs + 1):
-            for kind in ("armed", "off") if pair % 2 else ("off", "armed"):
-                rates[kind].append([steps / float(seconds) for seconds in both[kind].ask(steps)])
-        words = both["armed"].end()
-        off.end()
-        for kind, kept in rates.items():
-            means[kind].append([geometric_mean(one) for one in zip(*kept[1:], strict=True)])
-        rate, armed = (of[-1][0] for of in means.values())
-        print(f"  {1e3 / rate:.2f} ms a step, {armed / rate:.4f}; {words}", flush=True)
-    sides = [list(zip(*of, strict=True)) for of in means.values()]
+    found = several(functools.partial(start, args), args.starts, args.jobs)
+    sides = [list(zip(*(one[kind] for one in found), strict=True)) for kind in ("off", "armed")]
     wall, cpu = (paired_gain(*pair) for pair in zip(*sides, strict=True))
     print(
         f"armed / off {wall.ratio:.4f} ({wall.low:.4f} to {wall.high:.4f}), by processor time "
@@ -160,4 +167,5 @@ def main() -> None:
     )
 
 
-main()
+if __name__ == "__main__":
+    main()

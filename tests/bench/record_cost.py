@@ -28,7 +28,8 @@ def parts(random_s: Callable[[], float]) -> dict[str, Any]:
     return {
         "t": random_s(), "s": random_s(), "h": random_s(), "b": random_s(), "o": random_s(),
         "y": [["buffers", random_s(), random_s()], ["gradients", random_s(), random_s()]], "r": random_s(),
-        "w": [random_s() for _ in range(6)], "v": 102_228_128, "g": 0.0, "q": 3, "n": 19_267_584,
+        "w": [random_s() for _ in range(6)], "v": 102_228_128, "c": [random_s(), random_s()], "q": 3,
+        "n": 19_267_584,
     }  # fmt: skip
 
 

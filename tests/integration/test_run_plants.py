@@ -78,6 +78,19 @@ def test_slow_communication_is_no_rank_s_fault(tmp_path: Path) -> None:
 
 @SLOW
 @pytest.mark.parametrize("ranks", [2, 4])
+def test_d4_garbage_collection_at_different_times_names_the_ranks(tmp_path: Path, ranks: int) -> None:
+    found = training(tmp_path, ranks, PLANT="gc")
+    assert (found["finding"]["class"], found["finding"]["rank"]) == ("sched/gc", None)
+    parts = found["job"]["budget"]["parts"]
+    assert parts["stall_s"] > parts["straggle_s"]
+    assert parts["rest_s"] > -0.01 * found["job"]["budget"]["step_s"]
+    for rank in range(ranks):
+        assert f"rank {rank} " in found["finding"]["evidence"][0]
+    assert "at different times" in found["finding"]["evidence"][0]
+
+
+@SLOW
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_d7_uneven_lengths_are_told_from_a_slow_rank(tmp_path: Path, ranks: int) -> None:
     found = training(tmp_path, ranks, PLANT="lengths", STEPS="160")
     assert found["finding"]["class"] == "imbalance/lengths"

@@ -1,12 +1,14 @@
 """A DDP training with one planted fault, so that what a tool says of it can be checked.
 
 PLANT is one of: none, loader, forward, backward (each on the rank RANK_PLANTED), comm (a communication hook
-that is slow on all ranks), lengths (each rank draws samples of its own lengths), all (data slow on all).
+that is slow on all ranks), lengths (each rank draws samples of its own lengths), all (data slow on all),
+gc (each rank collects garbage, 400,000 objects, in every fourth step, each in another one).
 DELAY_S is how long the plant takes in each step; BATCHNORM=1 adds buffers that DDP broadcasts; WORK_S is the
 work of a step without it; STEPS of them are done; DEVICE=cuda trains on a GPU, which the ranks share, and
 BACKEND=nccl on one for each of them.
 """
 
+import gc
 import os
 import random
 import time
@@ -100,11 +102,14 @@ model = nn.parallel.DistributedDataParallel(Net().to(DEVICE))
 if PLANT == "comm":
     model.register_comm_hook(None, slow)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+heap = [[] for _ in range(400_000 if PLANT == "gc" else 0)]
 for step, batch in enumerate(loader):
     loss = model(batch.to(DEVICE)).square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+    if PLANT == "gc" and step % 4 == RANK % 4:
+        gc.collect()
     if step == STEPS:
         break
 dist.destroy_process_group()

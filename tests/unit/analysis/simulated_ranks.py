@@ -32,6 +32,7 @@ class Job:
         call: how long a collective takes that the script calls after the optimizer; ``None``: it calls none.
         skew: how much later than the first a rank leaves where all wait for all.
         accumulate: steps of which only the last one synchronizes.
+        gc: collection of garbage before the forward pass; ``late_gc`` after the optimizer.
         noise: relative standard deviation of each stretch of work.
     """
 
@@ -51,6 +52,7 @@ class Job:
     accumulate: int = 1
     elements: Callable[[int, int], int] | None = None
     gc: Amount = 0.0
+    late_gc: Amount = 0.0
     skew: Amount = 0.0
     cuda: bool = False
     hidden: float = 0.0
@@ -94,10 +96,8 @@ class Job:
                 parts[rank]["y"].append(["buffers", arrive - begin[rank], now[rank] - begin[rank]])
         syncs = self.ranks > 1 and step % self.accumulate == self.accumulate - 1
         for rank in now:
-            collects = self._amount(self.gc, rank, step)
-            if collects:
-                parts[rank]["g"] = collects
-            now[rank] += self._draw(self.forward, rank, step) + collects
+            self._collect(self.gc, rank, step, begin, now, parts)
+            now[rank] += self._draw(self.forward, rank, step)
             now[rank] += self._draw(self.backward, rank, step)
             if self.elements is not None:
                 parts[rank]["n"] = self.elements(rank, step)
@@ -109,8 +109,15 @@ class Job:
                 now[rank] += self._draw(self.optimizer, rank, step)
                 parts[rank]["o"] = now[rank] - begin[rank]
             now[rank] += self._draw(self.after, rank, step)
+            self._collect(self.late_gc, rank, step, begin, now, parts)
         if self.call is not None:
             self._meet(step, "call", self.call, begin, now, parts)
+
+    def _collect(self, amount: Amount, rank: int, step: int, begin: dict, now: dict, parts: dict) -> None:
+        seconds = self._amount(amount, rank, step)
+        if seconds:
+            parts[rank].setdefault("c", []).extend([now[rank] - begin[rank], seconds])
+            now[rank] += seconds
 
     def _meet(self, step: int, kind: str, seconds: float, begin: dict, now: dict, parts: dict) -> None:
         """All wait for all."""

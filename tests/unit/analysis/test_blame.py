@@ -211,7 +211,37 @@ def test_ranks_that_leave_an_exchange_apart_lose_what_no_rank_has() -> None:
 
 
 def test_collecting_garbage_is_named() -> None:
-    assert classified(Job(gc=0.01)).kind == "sched/gc"
+    found = classified(Job(gc=0.01))
+    assert (found.kind, found.rank) == ("sched/gc", None)
+    assert "different times" not in found.evidence[0]
+    assert "rank" not in classified(Job(ranks=1, gc=0.01)).evidence[0]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("cuda", [False, True])
+@pytest.mark.parametrize("ranks", [2, 3, 12])
+def test_d4_ranks_that_collect_garbage_at_different_times_are_named(
+    ranks: int, cuda: bool, late: bool
+) -> None:
+    """Each holds all others up: they straggle in turns, and none for its work."""
+
+    def collects(rank: int, step: int) -> float:
+        return 0.03 if step % ranks == rank else 0.0
+
+    name = "late_gc" if late else "gc"
+    found = classified(Job(ranks=ranks, cuda=cuda, noise=0.02, **{name: collects}))
+    assert (found.kind, found.rank) == ("sched/gc", None)
+    assert found.losses[0].seconds == pytest.approx(0.03, rel=0.05)
+    assert "rank 1 " in found.evidence[0]
+    assert ("more ranks" in found.evidence[0]) == (ranks > 8)
+    each = 30 / ranks
+    assert "at different times" in found.evidence[0]
+    assert f"it would cost {each:.3g}"[:18] in found.evidence[0]
+
+
+def test_one_rank_that_collects_garbage_is_named() -> None:
+    assert (found := classified(Job(ranks=3, late_gc=on(2, 0.03, every=2)))).kind == "sched/gc"
+    assert found.rank == 2
 
 
 def test_without_waits_a_late_rank_is_named_but_not_its_class() -> None:
@@ -266,9 +296,7 @@ def gpu_steps(parts: dict, steps: int = 60) -> list[StepSeen]:
     """The same step again and again, on a GPU's timeline."""
     seconds = parts["t"]
     return [
-        StepSeen(
-            step, 100 + step * seconds, 100 + step * seconds + parts["s"], None, None, {"g": 0.0, **parts}
-        )
+        StepSeen(step, 100 + step * seconds, 100 + step * seconds + parts["s"], None, None, {**parts})
         for step in range(steps)
     ]
 

@@ -38,6 +38,7 @@ def random_job(seed: int, **fixed) -> Job:
         "buffers": draw.choice([None, 0.0005]),
         "call": draw.choice([None, 0.001]),
         "gc": on(0, draw.choice([0.0, 0.01]), 0.0, 7),
+        "late_gc": on(ranks - 1, draw.choice([0.0, 0.01]), 0.0, 5),
         "accumulate": draw.choice([1, 1, 4]),
         "cuda": draw.choice([False, True]),
     }

@@ -180,6 +180,31 @@ def test_copies_are_one_stretch_that_takes_two_events(gpu: Gpu) -> None:
     assert gpu.made - made <= 40 * 7  # not 40 times 14
 
 
+def test_what_a_device_idles_while_its_host_collects_garbage_is_the_stretch_between_two_events(
+    gpu: Gpu,
+) -> None:
+    clock = clock_on(CudaMoments())
+
+    def collect() -> None:
+        for young in (True, False):
+            begun = clock.collection_begins(young)
+            clock.collection_ends(begun)
+
+    train(clock, 3)
+    made = gpu.made
+    found = train(clock, 40, between=collect)
+    assert [parts["c"][1] for parts in found] == [1.0] * 40  # of the young one there is nothing
+    assert gpu.made - made <= 40 * 6
+
+    def elsewhere() -> None:
+        thread = threading.Thread(target=collect)
+        thread.start()
+        thread.join()
+
+    found = train(clock, 3, between=elsewhere)
+    assert all("c" not in parts for parts in found)
+
+
 def test_events_are_used_again(gpu: Gpu) -> None:
     clock = clock_on(CudaMoments())
     for _ in range(20):

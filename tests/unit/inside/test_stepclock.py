@@ -54,7 +54,7 @@ def tell_all(clock: StepClock) -> None:
     clock.bucket_ready(8)
     clock.waited("call", 0.0)
     clock.copy_begins()
-    clock.collected(1.0)
+    clock.collection_ends(clock.collection_begins())
     clock.backward_ends()
     clock.optimizer_stepped(None)
 
@@ -116,7 +116,7 @@ def test_of_steps_that_rest_there_is_a_row_in_its_place(clock) -> None:
     found = clock.take()
     assert [row for row, _ in found] == [(0,), (1,), (2,), (3,)]
     assert [parts is None for _, parts in found] == [False, True, True, False]
-    assert clock.moments.now == 12.0  # two of each of three steps, the end of one, five of training
+    assert clock.moments.now == 14.0  # two of each of three steps, the end of one, seven of training
 
 
 def test_steps_are_worth_taking_in_bulk(clock) -> None:
@@ -196,7 +196,7 @@ def test_without_a_step_nothing_is_taken_down(clock) -> None:
     clock.waited("call", 0.0)
     clock.copy_begins()
     clock.copy_ends()
-    clock.collected(1.0)
+    clock.collection_ends(clock.collection_begins())
     assert clock.bucket_ready(3) is None
     assert clock.take(at_end=True) == []
 
@@ -220,13 +220,30 @@ def train(steps: int = 1) -> torch.nn.Module:
 
 
 def test_a_training_step_is_seen_through_torch_itself(tapped) -> None:
+    train()  # whose first use of torch collects garbage of its own
     a_step(tapped, 0)
     train()
+    begun = time.monotonic()
     gc.collect()
+    took = time.monotonic() - begun
     a_step(tapped, 1)
     ((_, parts),) = tapped.take()
     assert 0 <= parts["b"] <= parts["o"]
-    assert parts["g"] > 0
+    assert parts["o"] <= parts["c"][-2]  # collected after the optimizer's step
+    assert 0 < parts["c"][-1] <= took
+
+
+def test_short_collections_are_added_to_the_one_before_and_many_take_no_more_room(clock) -> None:
+    a_step(clock, 0)
+    for seconds in (0.5, 0.0004, 0.0004, *[0.25] * 20):
+        begun = clock.collection_begins()
+        clock.moments.now += seconds - 1.0
+        clock.collection_ends(begun)
+    a_step(clock, 1)
+    ((_, parts),) = clock.take()
+    assert len(parts["c"]) == 2 * 8
+    assert parts["c"][1] == pytest.approx(0.5008)
+    assert sum(parts["c"][1::2]) == pytest.approx(0.5008 + 20 * 0.25)
 
 
 def test_another_thread_s_work_is_not_this_step_s(tapped) -> None:
