@@ -123,17 +123,18 @@ def process(kind: str, times: str = "0") -> Afresh:
     return Afresh(words, stderr=None)
 
 
-def start(args: argparse.Namespace, _: int) -> dict[str, list[float]]:
-    """Start both, and train slices in turns; the mean rates of each by both clocks."""
-    off = process("off")
-    both = {"off": off, "armed": process("armed", off.ready[0])}
-    steps = max(5, int(args.seconds / float(off.ready[1])))
+def start(args: argparse.Namespace, number: int) -> dict[str, list[float]]:
+    """Start both, each first in every other start, and train slices in turns; their mean rates by both clocks."""
+    first, second = ("off", "armed") if number % 2 else ("armed", "off")
+    both = {first: process(first)}
+    both[second] = process(second, both[first].ready[0])
+    steps = max(5, int(args.seconds / float(both[first].ready[1])))
     rates: dict[str, list[list[float]]] = {"off": [], "armed": []}
     for pair in range(args.pairs + 1):
         for kind in ("armed", "off") if pair % 2 else ("off", "armed"):
             rates[kind].append([steps / float(seconds) for seconds in both[kind].ask(steps)])
     words = both["armed"].end()
-    off.end()
+    both["off"].end()
     means = {
         kind: [geometric_mean(one) for one in zip(*kept[1:], strict=True)] for kind, kept in rates.items()
     }

@@ -16,10 +16,10 @@ pytestmark = [
 ]
 
 
-def rank_of(folder: Path, how: str, pin: bool) -> dict:
+def rank_of(folder: Path, how: str, pin: bool, **env: str) -> dict:
     folder.mkdir()
     words = ["run", "--json", "--out", folder / "run", "--", sys.executable, SCRIPTS / "gpu_ways.py"]
-    done = feedtune(*words, cwd=folder, HOW=how, PIN="1" if pin else "0")
+    done = feedtune(*words, cwd=folder, HOW=how, PIN="1" if pin else "0", **env)
     assert done.returncode == 0, done.stderr
     (rank,) = json.loads(done.stdout)["trainings"][0]["ranks"]
     assert (rank["clock"], rank["clock_note"]) == ("cuda", None)
@@ -50,3 +50,10 @@ def test_copies_into_a_buffer_are_seen(tmp_path: Path) -> None:
 def test_batches_that_lie_on_the_gpu_are_not_copied(tmp_path: Path) -> None:
     rank = rank_of(tmp_path / "run", "there", pin=False)
     assert (rank["copies"]["bytes"], rank["budget"]["parts"]["h2d_s"]) == (0, 0.0)
+
+
+def test_garbage_is_collected_behind_work_that_the_gpu_has_still(tmp_path: Path) -> None:
+    bare = rank_of(tmp_path / "bare", "to", pin=True, GARBAGE="1")
+    heavy = rank_of(tmp_path / "heavy", "to", pin=True, GARBAGE="1", HEAVY="1")
+    assert bare["budget"]["parts"]["stall_s"] > 0.5 * bare["budget"]["step_s"]
+    assert heavy["budget"]["parts"]["stall_s"] < 0.1 * bare["budget"]["parts"]["stall_s"]

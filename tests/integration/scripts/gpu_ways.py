@@ -1,5 +1,9 @@
-"""Ways for a batch to reach the GPU. HOW: to | buffer | compiled | there; PIN=1 pins; the GPU is the last."""
+"""Ways for a batch to reach the GPU. HOW: to | buffer | compiled | there; PIN=1 pins; the GPU is the last.
 
+With GARBAGE=1 each step collects garbage, 200,000 objects; HEAVY=1 gives the GPU some 300 ms of work a step.
+"""
+
+import gc
 import os
 
 import torch
@@ -23,6 +27,8 @@ def main():
 
     if HOW == "compiled":
         loss = torch.compile(loss, backend="aot_eager")
+    heap = [[] for _ in range(200_000)] if os.environ.get("GARBAGE") == "1" else None
+    large = torch.randn(8192, 8192, device=DEVICE) if os.environ.get("HEAVY") == "1" else None
     loader = DataLoader(data, batch_size=None, pin_memory=os.environ.get("PIN") == "1")
     for batch in loader:
         optimizer.zero_grad()
@@ -30,7 +36,12 @@ def main():
             buffer.copy_(batch, non_blocking=True)
             batch = buffer
         loss(batch).backward()
+        if large is not None:
+            for _ in range(16):
+                large @ large
         optimizer.step()
+        if heap is not None:
+            gc.collect()
 
 
 if __name__ == "__main__":
