@@ -124,7 +124,7 @@ def process(kind: str, times: str = "0") -> Afresh:
 
 
 def start(args: argparse.Namespace, number: int) -> dict[str, list[float]]:
-    """Start both, each first in every other start, and train slices in turns; their mean rates by both clocks."""
+    """Start both, in turns each first, and train slices in turns; the mean rates of each by both clocks."""
     first, second = ("off", "armed") if number % 2 else ("armed", "off")
     both = {first: process(first)}
     both[second] = process(second, both[first].ready[0])
