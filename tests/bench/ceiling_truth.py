@@ -18,6 +18,7 @@ import functools
 import math
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from feedtune.trials.ceiling import CeilingRun
 from feedtune.trials.live import in_trial
 from feedtune.trials.options import TuneOptions
 
+Rates = dict[str, tuple[list[float], list[float]]]  # of each kind of memory: by hand, and ours
 HAND = str(Path(__file__).with_name("hand_ceiling.py"))
 
 
@@ -36,50 +38,53 @@ class ManyCeilings(CeilingRun):
     """Blocks of cached batches as `run --ceiling` has them, many of each kind.
 
     Args:
-        hand: trains between them.
+        hand: starts what trains between them.
+        first: start it first.
         blocks: of each kind.
         words: those of ``CeilingRun``.
     """
 
-    def __init__(self, hand: Afresh, blocks: int, *words: Any) -> None:
+    def __init__(self, hand: Callable[[], Afresh], first: bool, blocks: int, *words: Any) -> None:
         super().__init__(None, *words)
-        self.hand = hand
+        self.start_hand, self.first = hand, first
         self.count = blocks
-        self.rates: dict[str, tuple[list[float], list[float]]] = {}
+        self.rates: Rates = {}
 
     def steps(self) -> None:
+        hand = self.start_hand() if self.first else None
         hello = self.begin()
+        hand = hand or self.start_hand()
         self.trials.baseline(LoaderSettings.from_dict(hello["loader"]))
         for kind in ("pageable", "pinned") if hello["loader"]["cuda"] else ("pageable",):
             by_hand, ours = self.rates[kind] = ([], [])
-            before = self.hand.train(kind)
+            before = hand.train(kind)
             for _ in range(self.count):
                 found = self.trials.run(self.trials.ceiling_plan(kind == "pinned")).rate
-                after = self.hand.train(kind)
+                after = hand.train(kind)
                 print(f"  {kind:<9} ours {found or math.nan:9.3f}, by hand {after:9.3f} steps/s", flush=True)
                 if found:
                     by_hand.append(math.sqrt(before * after))
                     ours.append(found)
                 before = after
+        hand.end()
 
 
-def start(args: argparse.Namespace, options: list[str], _: int) -> dict[str, tuple[list[float], list[float]]]:
-    """Start both trainings; the rates by hand and of ours, of each kind of memory."""
+def start(args: argparse.Namespace, options: list[str], number: int) -> Rates:
+    """Start both trainings, in turns each first; the rates by hand and of ours, of each kind of memory."""
     launcher = [sys.executable]
     if args.nproc > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={args.nproc}"]
-    hand = Afresh([*launcher, HAND, *options], SLICE=str(args.seconds))
+    hand = functools.partial(Afresh, [*launcher, HAND, *options], SLICE=str(args.seconds))
     command = [*launcher, "-m", "feedtune.workloads.vision", *options, "--epochs", "1000000"]
     runs: list[ManyCeilings] = []
 
     def make(*words: Any) -> ManyCeilings:
-        runs.append(ManyCeilings(hand, args.blocks, *words))
+        runs.append(ManyCeilings(hand, number % 2 == 0, args.blocks, *words))
         return runs[0]
 
     with tempfile.TemporaryDirectory() as folder:
         trial = TuneOptions(command, Path(folder, "run"), block_s=args.seconds)
         in_trial(make, "ceiling_truth", trial, print)
-    hand.end()
     for kind, rates in runs[0].rates.items():
         by_hand, ours = map(geometric_mean, rates)
         print(f"{kind:<9} by hand {by_hand:.3f}, ours / by hand {ours / by_hand:.4f}", flush=True)
