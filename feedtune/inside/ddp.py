@@ -1,9 +1,12 @@
 """What DistributedDataParallel waits for: its gradient buckets and its broadcast of buffers.
 
-Only a communication hook sees when a bucket is ready and when all ranks have reduced it. DDP takes one a
-model. A script's own is wrapped on its way into DDP's reducer, so that the model itself knows nothing of it;
-where there is none by the first forward pass, ours does what DDP does without one, bit for bit, and gives
-way if the script brings one later. Where neither is possible DDP is left alone, and why is told.
+On a host a backward returns once all its gradients are reduced, so that its end, and the moment in which the
+last gradient is there, tell what a rank waits. On a GPU only a communication hook sees when a bucket is ready
+and when all ranks have reduced it. DDP takes one a model. A script's own is wrapped on its way into DDP's
+reducer, so that the model itself knows nothing of it; where there is none by the first forward pass, ours
+does what DDP does without one, bit for bit, and gives way if the script brings one later. On a host it would
+make one more pass over all gradients, some percent of a step. Where nothing is possible DDP is left alone,
+and why is told.
 """
 
 from __future__ import annotations
@@ -26,12 +29,12 @@ class Buckets:
     """Sees the buckets of all DDP models of this process.
 
     Attributes:
-        hook: ``own``, ``user`` or ``none``: whose communication hook is timed.
+        hook: ``own`` or ``user``: whose communication hook is timed; ``gradients``: these are; or ``none``.
         why: why gradients cannot be seen; ``None`` where they can.
         models: the DDP models that have run forward in training, and are alive.
         trained: how many there were.
         quiet: what fails here is told to it, and not to the script.
-        cost_s: what a hook of ours has taken longer than DDP without one; on a GPU nothing to speak of.
+        everywhere: hosts get a communication hook, too.
     """
 
     def __init__(self) -> None:
@@ -41,7 +44,8 @@ class Buckets:
         self.why: Optional[str] = None
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()
         self.trained = 0
-        self.cost_s = 0.0
+        self.everywhere = False
+        self._builtin: weakref.WeakSet[Any] = weakref.WeakSet()  # reducers with a hook of DDP's
         self._hooks: weakref.WeakKeyDictionary[Any, TimedHook] = weakref.WeakKeyDictionary()  # of reducers
         self._register: Any = None  # torch's own
         self._under_way: deque[weakref.ref[Any]] = deque(maxlen=256)  # what futures will call
@@ -65,7 +69,7 @@ class Buckets:
                 self.hook = "user"
                 return
             builtin(reducer, kind)
-            self.why = "the model uses one of DDP's built-in communication hooks, which cannot be timed"
+            self._builtin.add(reducer)
 
         @functools.wraps(prepare)
         def _pre_forward(model: Any, *inputs: Any, **kwargs: Any) -> Any:
@@ -130,7 +134,7 @@ class Buckets:
         self.hook = "user"
 
     def _before_forward(self, model: Any) -> None:
-        """The model runs: if it trains, time its buckets with a hook of ours, if it has none."""
+        """The model runs: if it trains and has no hook, time its gradients, or buckets with one of ours."""
         import torch
 
         if model in self.models or not model.training or not torch.is_grad_enabled():
@@ -139,7 +143,15 @@ class Buckets:
         self.trained += 1
         if model.reducer in self._hooks:
             return
+        on_host = all(parameter.device.type == "cpu" for parameter in model.parameters())
         why = _why_not(model)
+        if on_host and not self.everywhere:
+            if why is None:
+                self._watch_gradients(model)
+                self.hook = "gradients" if self.hook == "none" else self.hook
+            self.why = self.why or why
+            return
+        why = why or _why_no_hook(model, model.reducer in self._builtin)
         if why is None:
             timed = TimedHook(self, model.process_group, None)
             try:
@@ -150,6 +162,28 @@ class Buckets:
                 self._hooks[model.reducer] = timed
                 self.hook = "own" if self.hook == "none" else self.hook
         self.why = self.why or why
+
+    def _watch_gradients(self, model: Any) -> None:
+        """After DDP's own hooks on the nodes that accumulate gradients, which fill its buckets."""
+        alive = weakref.ref(model)
+
+        def ended() -> None:
+            if self.clock is not None:
+                self.quiet(self.clock.gradients_reduced)
+
+        def ready() -> None:
+            found, clock = alive(), self.clock
+            if found is None or clock is None or not found.require_forward_param_sync:  # in no_sync()
+                return
+            if clock.gradient_ready():  # DDP waits in a callback of its own, which comes before the second
+                _when_backward_ends(lambda: _when_backward_ends(ended))
+
+        def hook(*_: Any) -> None:
+            self.quiet(ready)
+
+        for parameter in model.parameters():
+            if parameter.requires_grad and not getattr(parameter, "_ddp_ignored", False):
+                parameter.view_as(parameter).grad_fn.next_functions[0][0].register_hook(hook)
 
 
 class TimedHook:
@@ -196,9 +230,7 @@ class TimedHook:
     def _mean(self, buffer: Any, clock: Optional[StepClock], entry: Any) -> Any:
         """The mean over the ranks: the multiplication that DDP does without a hook, then the same sum."""
         quiet = self._buckets.quiet
-        ranks, begun = self._ranks(), time.monotonic()
-        buffer.mul_(1.0 / ranks)  # DDP does this while it fills the buffer
-        self._buckets.cost_s += time.monotonic() - begun
+        buffer.mul_(1.0 / self._ranks())  # DDP does this while it fills the buffer
         work = self.state.allreduce([buffer])
 
         def reduced(future: Any) -> Any:
@@ -219,6 +251,13 @@ class TimedHook:
 BUCKETS = Buckets()  # models can be made before anything else of ours is
 
 
+def _when_backward_ends(call: Callable[[], None]) -> None:
+    """Of the backward that runs; after what others have asked for."""
+    import torch
+
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
 def _ready(clock: StepClock, bucket: Any) -> Any:
     buffer = bucket.buffer()
     return clock.bucket_ready(buffer.numel() * buffer.element_size())
@@ -234,16 +273,23 @@ def _like_builtin(kind: Any, group: Any) -> tuple[Any, Callable[[Any, Any], Any]
 
 
 def _why_not(model: Any) -> Optional[str]:
-    """Why a model cannot have a hook of ours."""
-    size = model.process_group.size()
+    """Why nothing of a model's gradients can be seen."""
     if getattr(model, "_use_python_reducer", False):
         return "DDP's Python reducer runs inside the compiled backward"
+    if getattr(model, "_delay_all_reduce_params", None):
+        return "the model delays some of its reductions"
+    return None
+
+
+def _why_no_hook(model: Any, builtin: bool) -> Optional[str]:
+    """Why a model cannot have a communication hook of ours."""
+    size = model.process_group.size()
+    if builtin:
+        return "the model uses one of DDP's built-in communication hooks, which cannot be timed"
     if getattr(getattr(model, "_join_config", None), "enable", False):
         return "uneven inputs are joined, which averages over the ranks that are left"
     if any(getattr(module, "sparse", False) for module in model.modules()):
         return "sparse gradients have no buckets to time"
-    if getattr(model, "_delay_all_reduce_params", None):
-        return "the model delays some of its reductions"
     if model.gradient_as_bucket_view and size & (size - 1):
         # DDP multiplies a gradient that it copies, and divides one that lies in the bucket already.
         return f"with gradient_as_bucket_view on {size} ranks a hook would round otherwise than DDP"

@@ -39,6 +39,7 @@ class Step:
         "elements",
         "end",
         "got",
+        "gradient",
         "host_s",
         "open",
         "optimized",
@@ -61,6 +62,7 @@ class Step:
         self.buckets: list[list[Any]] = []  # [ready, reduced] of each bucket
         self.open: list[list[Any]] = []  # those of the backward that runs now
         self.ready: Any = None  # first bucket
+        self.gradient: Any = None  # the latest of the backward that runs now, where there are no buckets
         self.host_s: Optional[float] = None  # when the host went on from the latest broadcast of buffers
         self.ahead_s: Optional[float] = None  # from there to the first bucket
         self.bucket_bytes = 0
@@ -196,12 +198,36 @@ class StepClock:
             self._gradients_reduced(step, stamp)
 
     def _gradients_reduced(self, step: Step, stamp: Any) -> None:
-        """The last bucket of a backward, if it had any: there the ranks wait for each other."""
+        """The last bucket of a backward, or its last gradient: there the ranks wait for each other."""
         buckets, step.open = step.open, []
         step.buckets += buckets
-        if buckets and len(step.syncs) < _MOST_SYNCS:
+        gradient, step.gradient = step.gradient, None
+        if len(step.syncs) >= _MOST_SYNCS:
+            return
+        if buckets:
             leave = self.moments.last_of(buckets, stamp)
             step.syncs.append(("gradients", buckets[-1][0], leave))
+        elif gradient is not None:
+            step.syncs.append(("gradients", gradient, stamp))
+
+    def gradient_ready(self) -> bool:
+        """A gradient is there, in a backward that returns once all are reduced.
+
+        Returns:
+            Whether somebody has to tell when that is: the first one of a backward that is not seen.
+        """
+        step = self.step
+        if step is None:
+            return False
+        first = step.gradient is None and not step.depth
+        step.gradient = self.moments.stamp()
+        return first
+
+    def gradients_reduced(self) -> None:
+        """A backward that was not seen ends."""
+        step = self.step
+        if step is not None and not step.depth:
+            self._gradients_reduced(step, self.moments.stamp())
 
     def bucket_ready(self, size: int) -> Optional[list[Any]]:
         """A gradient bucket is ready to be reduced: its entry, whose second place waits for the end."""

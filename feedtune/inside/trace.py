@@ -94,7 +94,7 @@ class Trace:
 
         self._file = file
         self.clock.drop()
-        self.quiet.cost_s = BUCKETS.cost_s = 0.0
+        self.quiet.cost_s = 0.0
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's own gap
             self.clock.moments = CudaMoments()
             self._taps.install_copies()
@@ -180,7 +180,7 @@ class Trace:
             "ddp": {"models": BUCKETS.trained, "hook": BUCKETS.hook, "why": why},
             "clock": "cuda" if clock.moments.device else "host",
             "clock_note": note,
-            "cost_s": round(self.quiet.cost_s + BUCKETS.cost_s, 6),
+            "cost_s": round(self.quiet.cost_s, 6),
             "copies": self._copies(),
             "pin_s": [int(self._taps.pinned[0]), round(self._taps.pinned[1], 6)],
         }

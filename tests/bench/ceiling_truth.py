@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import functools
 import math
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -31,6 +32,8 @@ from feedtune.trials.live import in_trial
 from feedtune.trials.options import TuneOptions
 
 Rates = dict[str, tuple[list[float], list[float]]]  # of each kind of memory: by hand, and ours
+# Else it is chance, for the whole life of a process, whether it asks the kernel for pages anew in each step.
+HEAP = {"MALLOC_TRIM_THRESHOLD_": str(1 << 33), "MALLOC_MMAP_THRESHOLD_": str(1 << 33)}
 HAND = str(Path(__file__).with_name("hand_ceiling.py"))
 
 
@@ -99,6 +102,7 @@ def main() -> None:
     parser.add_argument("--nproc", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1, help="starts at a time")
     args, options = parser.parse_known_args()
+    os.environ.update(HEAP)
     found = several(functools.partial(start, args, options), args.starts, args.jobs)
     for kind in found[0]:
         pairs = [one[kind] for one in found]

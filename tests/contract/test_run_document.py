@@ -29,7 +29,8 @@ def write_rank(folder: Path, rank: int, steps: int, part: int = 1, **about) -> N
     values = {
         "rank": rank, "world": 2, "pid": 100 + rank, "host": "node", "cuda": True, "own_thread": True,
         "missed": 0, "loader": LOADER, "others": [OTHER], "clock": "host", "clock_note": None, "cost_s": 0.01,
-        "ddp": {"models": 1, "hook": "own", "why": None}, "dropped": 0, "pin_s": [3, 0.5], "copies": None,
+        "ddp": {"models": 1, "hook": "gradients", "why": None}, "dropped": 0, "pin_s": [3, 0.5],
+        "copies": None,
     }  # fmt: skip
     (folder / f"{name}.json").write_text(json.dumps({**values, **about}))
     lines = [[0, 10.0, 12.0, None, 1.5], *([step, 12.0 + step, 12.25 + step] for step in range(1, steps))]

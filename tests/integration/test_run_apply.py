@@ -119,7 +119,7 @@ def test_run_follows_two_ranks(two_ranks: Training) -> None:
     assert training["world_size"] == 2
     assert [rank["rank"] for rank in training["ranks"]] == [0, 1]
     assert all(rank["steps"] == 12 for rank in (*training["ranks"], training["job"]))
-    assert {rank["ddp"]["hook"] for rank in training["ranks"]} == {"own"}
+    assert {rank["ddp"]["hook"] for rank in training["ranks"]} == {"gradients"}
     assert training["job"]["budget"]["parts"]["communication_s"] > 0
     assert "straggle: what the last" in " ".join(two_ranks.done["watched"].stderr.split())
 

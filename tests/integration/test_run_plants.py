@@ -83,7 +83,7 @@ def test_d4_garbage_collection_at_different_times_names_the_ranks(tmp_path: Path
     assert (found["finding"]["class"], found["finding"]["rank"]) == ("sched/gc", None)
     parts = found["job"]["budget"]["parts"]
     assert parts["stall_s"] > parts["straggle_s"]
-    assert parts["rest_s"] > -0.01 * found["job"]["budget"]["step_s"]
+    assert parts["rest_s"] > -0.05 * found["job"]["budget"]["step_s"]
     for rank in range(ranks):
         assert f"rank {rank} " in found["finding"]["evidence"][0]
     assert "at different times" in found["finding"]["evidence"][0]

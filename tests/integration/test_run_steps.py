@@ -17,6 +17,7 @@ from applying import SCHEMAS, script
 from tuning import BIN, FEEDTUNE, SCRIPTS, Footprint, environment, feedtune, folder_hash, result_of
 
 WAYS, CEILING = SCRIPTS / "ddp_ways.py", SCRIPTS / "ceiling.py"
+GPUS = {"COMM_HOOK": "1"}  # gradients are seen as on GPUs
 
 
 def checked(run: Path) -> dict[str, Any]:
@@ -61,8 +62,9 @@ class Ways:
 
 
 @pytest.mark.slow
-def test_every_way_to_use_ddp_ends_as_it_does_by_itself(tmp_path: Path) -> None:
-    ways = Ways(tmp_path, *torchrun(2), WAYS)
+@pytest.mark.parametrize("env", [{}, GPUS])
+def test_every_way_to_use_ddp_ends_as_it_does_by_itself(tmp_path: Path, env: dict[str, str]) -> None:
+    ways = Ways(tmp_path, *torchrun(2), WAYS, **env)
     bare, watched = ways.ends("bare"), ways.ends("watched")
     assert len(bare) == 2
     assert len(bare[0]) >= 30
@@ -79,7 +81,7 @@ def test_every_way_to_use_ddp_ends_as_it_does_by_itself(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_nor_does_it_change_anything_on_three_ranks(tmp_path: Path) -> None:
     """Where the mean is no exact division."""
-    ways = Ways(tmp_path, *torchrun(3), WAYS)
+    ways = Ways(tmp_path, *torchrun(3), WAYS, **GPUS)
     assert len(ways.ends("bare")) == 3
     assert ways.ends("watched") == ways.ends("bare")
     checked(ways.run)
@@ -96,21 +98,28 @@ def test_nor_does_it_in_ranks_that_are_spawned(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("way", "hook", "why"),
+    ("way", "hook", "why", "env"),
     [
-        ("loader_first", "own", None),
-        ("own_hook", "user", None),
-        ("builtin_hook", "none", "built-in"),
-        ("sparse_gradients", "none", "sparse"),
-        ("joined", "none", "joined"),
-        ("sharded_optimizer", "own", "waits for them later"),
-        ("averaged_by_hand", "none", None),
-        ("fully_sharded", "none", None),
+        ("loader_first", "gradients", None, {}),
+        ("own_hook", "user", None, {}),
+        ("builtin_hook", "gradients", None, {}),
+        ("sparse_gradients", "gradients", None, {}),
+        ("joined", "gradients", "waits for them later", {}),
+        ("sharded_optimizer", "gradients", "waits for them later", {}),
+        ("averaged_by_hand", "none", None, {}),
+        ("fully_sharded", "none", None, {}),
+        ("loader_first", "own", None, GPUS),
+        ("own_hook", "user", None, GPUS),
+        ("builtin_hook", "none", "built-in", GPUS),
+        ("sparse_gradients", "none", "sparse", GPUS),
+        ("joined", "none", "joined", GPUS),
     ],
 )
-def test_what_is_not_seen_is_told(tmp_path: Path, way: str, hook: str, why: str | None) -> None:
+def test_what_is_not_seen_is_told(
+    tmp_path: Path, way: str, hook: str, why: str | None, env: dict[str, str]
+) -> None:
     command = [*torchrun(2), WAYS, way]
-    done = feedtune("run", "--out", tmp_path / "run", "--", *command, cwd=tmp_path, LOGS=str(tmp_path))
+    done = feedtune("run", "--out", tmp_path / "run", "--", *command, cwd=tmp_path, LOGS=str(tmp_path), **env)
     assert done.returncode == 0, done.stderr
     (training,) = checked(tmp_path / "run")["trainings"]
     for rank in training["ranks"]:
@@ -145,7 +154,7 @@ def test_two_ranks_against_free_data(tmp_path: Path) -> None:
     assert ceiling["sync"]["exposed_s"] > 0
     (training,) = document["trainings"]
     for rank in training["ranks"]:
-        assert rank["ddp"] == {"models": 1, "hook": "own", "why": None}
+        assert rank["ddp"] == {"models": 1, "hook": "gradients", "why": None}
         assert rank["workers"]["all"]["fetch_s"] >= 4 * 0.001
     assert "run --ceiling" not in document["reading"]
     again = feedtune("report", tmp_path / "run", cwd=tmp_path)

@@ -1,6 +1,7 @@
 """Small DDP trainings on gloo, one for each way to use DDP; what each ends with goes to LOGS/ways.rank{r}.
 
-Arguments name the ways to take; without any, all are taken. SPAWN starts two ranks from here.
+Arguments name the ways to take; without any, all are taken. SPAWN starts two ranks from here; with COMM_HOOK
+what watches it sees gradients as it would on GPUs.
 """
 
 import contextlib
@@ -389,6 +390,9 @@ def digest(found):
 
 def main(rank=-1):
     torch.set_num_threads(1)
+    for module in [found for name, found in sys.modules.items() if name.startswith("_feedtune_")]:
+        if "COMM_HOOK" in os.environ and hasattr(module, "BUCKETS"):
+            module.BUCKETS.everywhere = True
     if rank >= 0:
         os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
         store = dist.FileStore(str(Path(os.environ["LOGS"]) / "store"), 2)

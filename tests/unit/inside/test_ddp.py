@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel, distributed
 
-from feedtune.inside.ddp import Buckets, TimedHook, _why_not
+from feedtune.inside.ddp import Buckets, TimedHook, _why_no_hook, _why_not
 from feedtune.inside.quiet import Quiet
 from feedtune.inside.stepclock import StepClock
 
@@ -43,6 +43,7 @@ def buckets(monkeypatch):
         distributed.Join, "notify_join_context", staticmethod(distributed.Join.notify_join_context)
     )
     found = Buckets()
+    found.everywhere = True
     found.clock = StepClock()
     found.patch(distributed)
     yield found
@@ -59,14 +60,16 @@ def backward(ddp: nn.Module) -> list[torch.Tensor]:
     return [parameter.grad for parameter in ddp.parameters()]
 
 
-def stepped(buckets: Buckets, ddp: nn.Module) -> dict:
-    """The parts of a step with a backward of that model."""
+def stepped(buckets: Buckets, ddp: nn.Module, named: bool = True) -> dict:
+    """The parts of a step with a backward of that model, which the clock is told of, or not."""
     clock = buckets.clock
     clock.begin()
     clock.returned((0,))
-    clock.backward_begins()
+    if named:
+        clock.backward_begins()
     backward(ddp)
-    clock.backward_ends()
+    if named:
+        clock.backward_ends()
     clock.begin()
     ((_, parts),) = clock.take()
     return parts
@@ -209,10 +212,8 @@ def test_an_evaluation_decides_nothing(buckets) -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"_use_python_reducer": True}, "compiled backward"),
         ({"_join_config": SimpleNamespace(enable=True)}, "joined"),
         ({"modules": lambda: [SimpleNamespace(sparse=True)]}, "sparse"),
-        ({"_delay_all_reduce_params": [1]}, "delays"),
         ({"gradient_as_bucket_view": True, "process_group": SimpleNamespace(size=lambda: 6)}, "on 6 ranks"),
         ({"gradient_as_bucket_view": True}, None),
         ({"process_group": SimpleNamespace(size=lambda: 6)}, None),
@@ -224,8 +225,107 @@ def test_where_ours_would_change_something_there_is_none(changed: dict, why: str
         "gradient_as_bucket_view": False,
         "modules": lambda: [nn.Linear(1, 1)],
     }
-    found = _why_not(SimpleNamespace(**{**plain, **changed}))
+    model = SimpleNamespace(**{**plain, **changed})
+    assert _why_not(model) is None
+    found = _why_no_hook(model, builtin=False)
     assert (found is None) if why is None else (why in found)
+    assert "built-in" in _why_no_hook(model, builtin=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [({"_use_python_reducer": True}, "compiled backward"), ({"_delay_all_reduce_params": [1]}, "delays")],
+)
+def test_what_cannot_be_seen_in_any_way_is_told(changed: dict, why: str) -> None:
+    assert why in _why_not(SimpleNamespace(**changed))
+
+
+@pytest.fixture
+def hosts(buckets):
+    """As on hosts: gradients are timed, and there is no communication hook of ours."""
+    buckets.everywhere = False
+    return buckets
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_on_a_host_the_last_gradient_and_the_end_of_backward_tell_the_wait(hosts, named: bool) -> None:
+    ddp = model(bucket_cap_mb=0.0001)
+    for _ in range(3):
+        parts = stepped(hosts, ddp, named)
+        assert [kind for kind, *_ in parts["y"]] == ["buffers", "gradients"]
+        (_, buffers_end), (arrive, leave) = (of[1:] for of in parts["y"])
+        assert buffers_end <= arrive <= leave
+        assert "w" not in parts
+    assert (hosts.hook, hosts.why, hosts.trained) == ("gradients", None, 1)
+    assert ddp._comm_hooks == []
+
+
+def test_without_synchronization_there_is_no_wait_for_gradients(hosts) -> None:
+    ddp = model()
+
+    def waits() -> bool:
+        return any(kind == "gradients" for kind, *_ in stepped(hosts, ddp).get("y", ()))
+
+    with ddp.no_sync():
+        assert not waits()
+    assert waits()
+    hosts.synchronize(False)
+    assert not waits()
+    hosts.synchronize(True)
+    assert waits()
+
+
+def test_the_last_gradient_is_that_of_the_slowest_layer(hosts) -> None:
+    class Late(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):  # noqa: ARG004 (autograd's signature)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):  # noqa: ARG004 (autograd's signature)
+            time.sleep(0.05)
+            return grad
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.second(Late.apply(self.first(x)))
+
+    parts = stepped(hosts, DistributedDataParallel(Net()))
+    ((_, arrive, leave),) = parts["y"]
+    assert arrive > 0.05
+    assert leave - arrive < 0.05
+
+
+@pytest.mark.parametrize("kind", ["script", "built-in"])
+@pytest.mark.parametrize("late", [False, True])
+def test_on_a_host_hooks_of_the_script_s_are_timed_either_way(hosts, kind: str, late: bool) -> None:
+    ddp = model()
+    if late:
+        stepped(hosts, ddp)
+    if kind == "script":
+        ddp.register_comm_hook(None, default_hooks.allreduce_hook)
+    else:
+        ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    parts = stepped(hosts, ddp)
+    assert [of[0] for of in parts["y"]] == ["buffers", "gradients"]
+    assert (hosts.hook, hosts.why) == ("user" if kind == "script" else "gradients", None)
+
+
+def test_sparse_gradients_and_frozen_parameters_are_seen_on_a_host(hosts) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.last = nn.EmbeddingBag(20, 8, sparse=True), nn.Linear(8, 2)
+            self.last.bias.requires_grad_(False)
+
+        def forward(self, x):
+            return self.last(self.words(x.long().abs() % 20))
+
+    assert stepped(hosts, DistributedDataParallel(Words()))["y"][-1][0] == "gradients"
 
 
 @pytest.mark.parametrize("method", ["mine", "bucket_ready", "bucket_reduced", "waited"])

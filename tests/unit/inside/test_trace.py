@@ -54,10 +54,11 @@ PATCHED = (
 
 
 class Watched:
-    """A process that is watched."""
+    """A process that is watched; ``buckets`` sees its DDP models."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, buckets: Buckets) -> None:
         self.folder = folder
+        self.buckets = buckets
         config = {"mode": "run", "records": str(folder), "folder": str(folder / "boot"), "steps": None}
         self.observer = Observer(config, dataloader)
 
@@ -97,7 +98,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched
     buckets = Buckets()
     monkeypatch.setattr("feedtune.inside.trace.BUCKETS", buckets)
     buckets.patch(distributed)
-    found = Watched(tmp_path)
+    found = Watched(tmp_path, buckets)
     hook._follow(found.observer, DataLoader)
     yield found
     found.observer._detach()
@@ -151,7 +152,9 @@ class Training:
                 also()
 
 
-def test_points_of_a_step_lie_in_order(watched: Watched) -> None:
+@pytest.mark.parametrize("hook", [False, True])
+def test_points_of_a_step_lie_in_order(watched: Watched, hook: bool) -> None:
+    watched.buckets.everywhere = hook
     training = Training(ddp=True)
     training.epochs(DataLoader(Rows(), batch_size=4), also=lambda: dist.all_reduce(torch.ones(1)))
     rows = [row for row in watched.rows() if len(row) > 5]
@@ -164,7 +167,7 @@ def test_points_of_a_step_lie_in_order(watched: Watched) -> None:
         moments = [
             row[2] - row[1],
             *points["buffers"],
-            parts["r"],
+            *([parts["r"]] if hook else []),
             *points["gradients"],
             end,
             parts["o"],
@@ -174,10 +177,15 @@ def test_points_of_a_step_lie_in_order(watched: Watched) -> None:
         assert all(after >= before - 2e-6 for before, after in itertools.pairwise(moments)), moments
         assert parts["n"] == 24
         assert "q" not in parts
-    assert watched.about()["ddp"] == {"models": 1, "hook": "own", "why": None}
+    seen = "own" if hook else "gradients"
+    assert watched.about()["ddp"] == {"models": 1, "hook": seen, "why": None}
 
 
-def test_a_micro_step_that_is_not_synchronized_has_no_point_of_gradients(watched: Watched) -> None:
+@pytest.mark.parametrize("hook", [False, True])
+def test_a_micro_step_that_is_not_synchronized_has_no_point_of_gradients(
+    watched: Watched, hook: bool
+) -> None:
+    watched.buckets.everywhere = hook
     training = Training(ddp=True)
     for number, batch in enumerate(DataLoader(Rows(96), batch_size=4)):
         last = number % 3 == 2
@@ -190,7 +198,8 @@ def test_a_micro_step_that_is_not_synchronized_has_no_point_of_gradients(watched
     assert len(rows) > 12
     for number, parts in rows.items():
         kinds = [kind for kind, *_ in parts.get("y", ())]
-        assert ("gradients" in kinds) == ("o" in parts) == ("v" in parts) == (number % 3 == 2)
+        assert ("gradients" in kinds) == ("o" in parts) == (number % 3 == 2)
+        assert ("v" in parts) == (hook and "o" in parts)
         assert "b" in parts
 
 
@@ -206,8 +215,10 @@ def test_several_backwards_of_a_step_are_one_stretch(watched: Watched) -> None:
         assert parts["b"] > parts["o"]
 
 
-def test_a_backward_inside_another_ends_nothing(watched: Watched) -> None:
+@pytest.mark.parametrize("hook", [False, True])
+def test_a_backward_inside_another_ends_nothing(watched: Watched, hook: bool) -> None:
     """As reentrant checkpoints make them; on a CPU they run on the thread that trains."""
+    watched.buckets.everywhere = hook
     training = Training(ddp=True, bucket_cap_mb=1e-5)  # before the inner one, in it and after it
     inner = training.model.module[1]
     inner.forward = lambda x, plain=inner.forward: checkpoint(plain, x, use_reentrant=True)
@@ -218,10 +229,12 @@ def test_a_backward_inside_another_ends_nothing(watched: Watched) -> None:
     assert len(found) >= 8
     for parts in found:
         assert [kind for kind, *_ in parts["y"]] == ["buffers", "gradients"]
-        assert len(parts["w"]) > 1
+        assert len(parts.get("w", ())) > 1 or not hook
 
 
-def test_a_backward_that_is_called_by_another_name_has_its_gradients(watched: Watched) -> None:
+@pytest.mark.parametrize("hook", [False, True])
+def test_a_backward_that_is_called_by_another_name_has_its_gradients(watched: Watched, hook: bool) -> None:
+    watched.buckets.everywhere = hook
     taken = torch.autograd.backward  # imported before anything was tapped
     training = Training(ddp=True)
     for batch in DataLoader(Rows(), batch_size=4):
@@ -397,9 +410,12 @@ def test_a_clock_that_fails_ends_the_recording_and_no_training(
 
     bare = Training()
     bare.epochs([torch.stack([Rows()[i] for i in range(j, j + 4)]) for j in range(0, 48, 4)])
+    watched.buckets.everywhere = name.startswith("bucket")
+    unseen = torch.autograd.backward
     training, steps = Training(ddp=True), []
 
     def also() -> None:
+        unseen(training.model(torch.ones(4, 6)).sum())
         steps.append(dist.all_reduce(torch.ones(1)))
         if len(steps) == 6:
             gc.collect()
