@@ -10,7 +10,6 @@ from typing import Any
 from feedtune.analysis.align import Timeline
 from feedtune.analysis.blame import Loss, Losses, find_losses
 from feedtune.analysis.budget import FLAGS, TrainingBudget
-from feedtune.analysis.means import collecting
 from feedtune.analysis.policy import POLICY
 
 _PART = {
@@ -158,7 +157,8 @@ def _sentence(loss: Loss, step_s: float, timeline: Timeline, budget: TrainingBud
             return f"{_comes_last(loss)}, for its data or its work, which was not told apart: {amount}."
         return f"{_comes_last(loss)}, for its own work{_sizes(loss, timeline)}: {amount}."
     if loss.kind == "sched/gc":
-        return f"Python collects garbage: {amount}.{_collectors(loss, step_s, timeline)}"
+        by = "" if timeline.alone else _collectors(loss, step_s, budget)
+        return f"Python collects garbage: {amount}.{by}"
     if loss.kind == "rest" and _leave_apart(loss, budget):
         return (
             "Ranks leave the same exchange at different times, as with more processes than cores, and wait "
@@ -179,14 +179,9 @@ def _comes_last(loss: Loss) -> str:
     return f"Rank {by.rank} comes last in {by.votes:.0%} of the {by.rounds} times that ranks lie apart"
 
 
-def _collectors(loss: Loss, step_s: float, timeline: Timeline) -> str:
+def _collectors(loss: Loss, step_s: float, budget: TrainingBudget) -> str:
     """Which ranks collect garbage how long, and what it would cost if all did so in the same steps."""
-    if timeline.alone:
-        return ""
-    found = {
-        rank: fmean(collecting(of[place], timeline.synced) for place in timeline.measured)
-        for rank, of in timeline.ranks.items()
-    }
+    found = {rank: one.parts.stall_s or 0.0 for rank, one in budget.ranks.items()}
     ranks = sorted(found, key=lambda rank: -found[rank])
     named = ", ".join(f"rank {rank} {_ms(found[rank])}" for rank in ranks[:_NAMED])
     more = f", {len(ranks) - _NAMED} more ranks less" if len(ranks) > _NAMED else ""

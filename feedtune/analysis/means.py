@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from statistics import fmean, median_low
 
 from feedtune.analysis.align import Timeline
-from feedtune.analysis.rounds import RankStep, Round, collections_of, lose, overlap
+from feedtune.analysis.rounds import RankStep, Round, lose, overlap
 
 Means = Callable[[Sequence[int]], tuple[float, dict[str, float | None]]]
 
@@ -54,7 +54,7 @@ def computing(step: RankStep, synced: bool) -> float:
 def collecting(step: RankStep, synced: bool, until_s: float | None = None) -> float:
     """Seconds of garbage collection in a step, or until an offset in it, outside of its waits for ranks."""
     end_s = step.length_s if until_s is None else until_s
-    spans = [(b - step.begin_s, min(e - step.begin_s, end_s)) for b, e in collections_of(step)]
+    spans = [(begin, min(begin + seconds, end_s)) for begin, seconds in step.collections or ()]
     waits = _sync_waits(step, synced)
     return sum(max(0.0, e - b - overlap(waits, b, e)) for b, e in spans)
 

@@ -200,7 +200,8 @@ class _Walker:
         wait_s = step.wait_s or 0.0
         self._wait_s += wait_s
         self._copy_s += step.copy_s or 0.0
-        self._collections += collections_of(step)
+        begins = ((step.begin_s + begin, seconds) for begin, seconds in step.collections or ())
+        self._collections += [(begin_s, begin_s + seconds) for begin_s, seconds in begins]
         if self._elements is not None:
             self._elements = None if step.elements is None else self._elements + step.elements
         if step.end_s is not None:
@@ -220,12 +221,6 @@ class _Walker:
         self._collections = [(b, e) for b, e in self._collections if e > self.leave_s]
         self._restart()
         return work
-
-
-def collections_of(step: RankStep) -> list[tuple[float, float]]:
-    """Begin and end of its collections of garbage, on the rank's timeline."""
-    begins = ((step.begin_s + begin, seconds) for begin, seconds in step.collections or ())
-    return [(begin_s, begin_s + seconds) for begin_s, seconds in begins]
 
 
 def overlap(spans: Iterable[tuple[float, float]], begin_s: float, end_s: float) -> float:

@@ -144,24 +144,27 @@ class Buckets:
         if model.reducer in self._hooks:
             return
         on_host = all(parameter.device.type == "cpu" for parameter in model.parameters())
+        how = "gradients" if on_host and not self.everywhere else "own"
         why = _why_not(model)
-        if on_host and not self.everywhere:
-            if why is None:
-                self._watch_gradients(model)
-                self.hook = "gradients" if self.hook == "none" else self.hook
-            self.why = self.why or why
-            return
-        why = why or _why_no_hook(model, model.reducer in self._builtin)
+        if how == "own":
+            why = why or self._add_hook(model)
+        elif why is None:
+            self._watch_gradients(model)
+        if why is None and self.hook == "none":
+            self.hook = how
+        self.why = self.why or why
+
+    def _add_hook(self, model: Any) -> Optional[str]:
+        """Time its buckets with a communication hook of ours; why not, where that cannot be."""
+        why = _why_no_hook(model, model.reducer in self._builtin)
         if why is None:
             timed = TimedHook(self, model.process_group, None)
             try:
                 self._register(model.reducer, None, timed)
             except RuntimeError as error:
-                why = f"DDP takes no communication hook: {error}"
-            else:
-                self._hooks[model.reducer] = timed
-                self.hook = "own" if self.hook == "none" else self.hook
-        self.why = self.why or why
+                return f"DDP takes no communication hook: {error}"
+            self._hooks[model.reducer] = timed
+        return why
 
     def _watch_gradients(self, model: Any) -> None:
         """After DDP's own hooks on the nodes that accumulate gradients, which fill its buckets."""
