@@ -113,10 +113,12 @@ def ceiling_lines(document: dict[str, Any]) -> list[str]:
     if not found["ceiling"] or not found["rate"]:
         return ["no ceiling could be measured"]
     kinds = [f"{kind} {found[kind]:.2f}" for kind in ("pinned", "pageable") if found[kind]]
+    told = f"accelerator utilization {found['au']:.1%}, starvation {max(found['starvation'], 0):.1%}"
+    if found["au"] > 1:
+        told = f"{found['au'] - 1:.1%} above it, which is noise: no starvation is to be seen"
     lines = [
         f"ceiling (data is free) {found['ceiling']:.2f} steps/s ({', '.join(kinds)}); as it is "
-        f"{found['rate']:.2f}: accelerator utilization {found['au']:.1%}, "
-        f"starvation {max(found['starvation'], 0):.1%}"
+        f"{found['rate']:.2f}: {told}"
     ]
     if found["sync"]:
         sync = found["sync"]

@@ -87,9 +87,11 @@ def _apart(job: dict[str, Any]) -> list[str]:
     parts = [("first batches", job["first"])]
     parts += [(_EXCLUDED[tag], counted) for tag, counted in job["excluded"].items()]
     said = ", ".join(
-        f"{name} {format_seconds(counted['seconds'])} ({counted['count']}x)" for name, counted in parts
+        f"{name} {format_seconds(counted['seconds'])} ({counted['count']}x)"
+        for name, counted in parts
+        if counted["count"]
     )
-    found = [f"apart: {said}"]
+    found = [f"apart: {said}"] if said else []
     if not job["measured_steps"]:
         found.append("no rate: pauses leave no two steps in a row")
     elif not job["settled"]:

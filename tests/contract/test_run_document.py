@@ -133,6 +133,22 @@ def test_of_a_long_run_it_is_told_which_steps_the_parts_are_of(tmp_path: Path, c
     assert "taking this down cost 10 µs a step" in said
 
 
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [(8.0, "accelerator utilization 80.0%, starvation 20.0%"), (10.3, "3.0% above it, which is noise")],
+)
+def test_a_ceiling_that_noise_put_below_the_rate_is_told_as_that(
+    tmp_path: Path, capsys, rate: float, said: str
+) -> None:
+    write_rank(tmp_path, 0, 60, world=1)
+    ceiling = {
+        "rate": rate, "ceiling": 10.0, "pinned": None, "pageable": 10.0, "spread": 0.01, "au": rate / 10,
+        "starvation": 1 - rate / 10, "sync": None,
+    }  # fmt: skip
+    print_run(document(tmp_path, ceiling=ceiling))
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_rank_without_steps_is_none(tmp_path: Path, capsys) -> None:
     write_rank(tmp_path, 0, 60)
     (tmp_path / "steps.rank0.jsonl").write_text("")
@@ -150,3 +166,11 @@ def test_a_loop_that_pauses_at_every_batch_has_no_rate(tmp_path: Path, capsys) -
     assert found["trainings"][0]["job"]["rate"] is None
     print_run(found)
     assert "no rate" in capsys.readouterr().out
+
+
+def test_what_never_happened_is_not_told(tmp_path: Path, capsys) -> None:
+    write_rank(tmp_path, 0, 60, world=1)
+    found = document(tmp_path)
+    found["trainings"][0]["job"]["first"] = {"seconds": 0.0, "count": 0}
+    print_run(found)
+    assert "apart: first batches" not in capsys.readouterr().out
