@@ -19,6 +19,7 @@ from .exits import at_exit
 from .identity import lasting, shape_of
 from .light import LightWatch, Pass, Sight
 from .meter import WorkerMeter
+from .quiet import of_a_signal
 from .runtime import STEPS_TO_TRUST, Runtime, describe, rank_and_world
 from .signs import mark, note
 from .stepfile import Row, StepFile
@@ -89,7 +90,9 @@ class Observer(Runtime):
         """Whatever is wrong with watching, the training goes on; what was wrong is told at the end."""
         try:
             call(*values)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
+            if of_a_signal(error):
+                raise
             self._stopped(error)
 
     def _stopped(self, error: Exception) -> None:

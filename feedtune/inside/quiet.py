@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from typing import Any, Optional
@@ -28,7 +29,9 @@ class Quiet:
         begun = time.monotonic()
         try:
             return call(*values)
-        except Exception as error:  # noqa: BLE001  # told below
+        except Exception as error:  # told below
+            if of_a_signal(error):
+                raise
             self.give_up(error)
             return None
         finally:
@@ -39,3 +42,13 @@ class Quiet:
         self.off = True
         if self.failed is not None:
             self.failed(error)
+
+
+def of_a_signal(error: Exception) -> bool:
+    """Whether a signal handler of the script's has raised it, while our code ran."""
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    codes = {getattr(getattr(one, "__func__", one), "__code__", None) for one in handlers} - {None}
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code not in codes:
+        trace = trace.tb_next
+    return trace is not None

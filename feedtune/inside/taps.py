@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from .quiet import Quiet
+from .rescue import rescue_from
 from .stepclock import StepClock, collect_gc
 
 # Blocking collectives that scripts call themselves, each step for a loss to print, or as a barrier.
@@ -71,6 +72,7 @@ class Taps:
         def watch(phase: str, about: Any) -> None:
             quiet(told, phase, about)
 
+        self._undo.append(rescue_from(watch))
         gc.callbacks.append(watch)
         self._undo.append(lambda: gc.callbacks.remove(watch))
 
