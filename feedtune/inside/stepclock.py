@@ -17,7 +17,7 @@ from .moments import HostMoments, Moments
 
 _MOST_PENDING = 256  # steps that wait to be taken, or for a device that is behind
 _TAKEN = 64  # so many are worth taking
-_MOST_SYNCS = 16  # points of one step where ranks wait for each other
+MOST_SYNCS = 64  # points of one step where ranks wait for each other
 _MOST_BUCKETS = 32  # of a step whose waits are kept one by one
 _MOST_COLLECTIONS = 8  # of garbage in one step that are kept one by one
 _SHORT_S = 1e-3  # a collection that takes less is added to the one before
@@ -85,6 +85,7 @@ class StepClock:
         self.copied = False  # a tensor was copied to the device in a step
         self.rests = False  # steps are not taken down now
         self.lost = 0  # steps whose events were given up
+        self.crowded = 0  # steps with more sync points than are kept
         self.hooks = 0  # communication hooks of the script that run now: what they wait for is gradients
         self.backwards = 0  # that run now, on any thread
         self._pending: deque[Step] = deque()
@@ -202,13 +203,18 @@ class StepClock:
         buckets, step.open = step.open, []
         step.buckets += buckets
         gradient, step.gradient = step.gradient, None
-        if len(step.syncs) >= _MOST_SYNCS:
-            return
         if buckets:
-            leave = self.moments.last_of(buckets, stamp)
-            step.syncs.append(("gradients", buckets[-1][0], leave))
+            self._met(step, "gradients", buckets[-1][0], self.moments.last_of(buckets, stamp))
         elif gradient is not None:
-            step.syncs.append(("gradients", gradient, stamp))
+            self._met(step, "gradients", gradient, stamp)
+
+    def _met(self, step: Step, kind: str, arrive: Any, leave: Any) -> None:
+        """A point where ranks wait for each other."""
+        if len(step.syncs) < MOST_SYNCS:
+            step.syncs.append((kind, arrive, leave))
+        elif len(step.syncs) == MOST_SYNCS:
+            step.syncs.append((kind, None, None))  # from here on nothing is known
+            self.crowded += 1
 
     def gradient_ready(self) -> bool:
         """A gradient is there, in a backward that returns once all are reduced.
@@ -265,8 +271,8 @@ class StepClock:
     def waited(self, kind: str, arrive: Any) -> None:
         """This rank has waited for others since ``arrive``, a stamp."""
         step = self.step
-        if step is not None and len(step.syncs) < _MOST_SYNCS:
-            step.syncs.append((kind, arrive, self.moments.stamp()))
+        if step is not None:
+            self._met(step, kind, arrive, self.moments.stamp())
             if kind == "buffers" and self.moments.device:
                 step.host_s = time.monotonic()
 

@@ -20,10 +20,12 @@ from .stepclock import StepClock, collect_gc
 
 # Blocking collectives that scripts call themselves, each step for a loss to print, or as a barrier.
 _CALLS = (
-    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all_single", "barrier",
-    "broadcast", "broadcast_object_list", "gather", "monitored_barrier", "reduce", "reduce_scatter",
-    "reduce_scatter_tensor", "scatter",
+    "all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_reduce",
+    "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "broadcast",
+    "broadcast_object_list", "gather", "gather_object", "monitored_barrier", "reduce", "reduce_scatter",
+    "reduce_scatter_tensor", "scatter", "scatter_object_list",
 )  # fmt: skip
+_PAIRS = ("batch_isend_irecv", "irecv", "isend", "recv", "recv_object_list", "send", "send_object_list")
 
 
 class Taps:
@@ -35,12 +37,13 @@ class Taps:
 
     Attributes:
         pinned: batches that were pinned, and the seconds it took.
-        untimed: the script starts collectives of its own and waits for them later, which is not seen.
+        untimed: collectives in steps that the script waits for later, and exchanges of two ranks alone:
+            of neither it is seen where ranks wait for each other.
     """
 
     def __init__(self, clock: StepClock, quiet: Optional[Quiet] = None) -> None:
         self.clock = clock
-        self.untimed = False
+        self.untimed = 0
         self._quiet = Quiet() if quiet is None else quiet
         self._undo: list[Callable[[], None]] = []
         self._inside = False  # in a collective that calls others
@@ -64,9 +67,10 @@ class Taps:
         self._undo.append(lambda: None if self._stepping else handle.remove())
         self._replace(torch.autograd, "backward", self._backward)
         if torch.distributed.is_available():
-            for name in _CALLS:
-                if hasattr(torch.distributed, name):
-                    self._replace(torch.distributed, name, self._collective)
+            for names, tap in ((_CALLS, self._collective), (_PAIRS, self._pair)):
+                for name in names:
+                    if hasattr(torch.distributed, name):
+                        self._replace_call(torch.distributed, name, tap)
         told = collect_gc(clock)
 
         def watch(phase: str, about: Any) -> None:
@@ -109,6 +113,23 @@ class Taps:
 
         self._undo.append(undo)
 
+    def _replace_call(self, owner: Any, name: str, tap: Callable[[Any], Any]) -> None:
+        """Tap a function inside torch's wrapper around it: scripts import these by their names."""
+        whole = getattr(owner, name)
+        inner = getattr(whole, "__wrapped__", None)
+        cells = [cell for cell in getattr(whole, "__closure__", None) or () if cell.cell_contents is inner]
+        if inner is None or len(cells) != 1:
+            self._replace(owner, name, tap)
+            return
+        (cell,) = cells
+        cell.cell_contents = wrapped = functools.wraps(inner)(tap(inner))
+
+        def undo() -> None:
+            if cell.cell_contents is wrapped:
+                cell.cell_contents = inner
+
+        self._undo.append(undo)
+
     def _backward(self, before: Any) -> Any:
         import torch
 
@@ -145,10 +166,22 @@ class Taps:
             if work is None:
                 quiet(clock.waited, "call", arrive)
             else:  # it goes on meanwhile
-                self.untimed = True
+                self.untimed += 1
             return work
 
         return collective
+
+    def _pair(self, before: Any) -> Any:
+        import torch
+
+        quiet, clock, compiling = self._quiet, self.clock, torch.compiler.is_compiling
+
+        def exchange(*args: Any, **kwargs: Any) -> Any:
+            if not (compiling() or self._inside or clock.hooks) and quiet(clock.mine):
+                self.untimed += 1
+            return before(*args, **kwargs)
+
+        return exchange
 
     def _pin(self, before: Any) -> Any:
         pinned, inside = self.pinned, threading.local()

@@ -15,7 +15,7 @@ from .pace import Pace
 from .probe import forks, ready
 from .quiet import Quiet
 from .replay import measure
-from .stepclock import StepClock
+from .stepclock import MOST_SYNCS, StepClock
 from .stepfile import StepFile
 from .taps import Taps
 
@@ -168,8 +168,8 @@ class Trace:
         """What belongs to the description of the rank."""
         clock = self.clock
         note, why = None, BUCKETS.why
-        if self._taps.untimed and BUCKETS.trained and why is None:
-            why = "the script starts collectives of its own and waits for them later, which is not timed"
+        if BUCKETS.trained and why is None:
+            why = self._unseen()
         if self._error is not None:
             note = f"taking steps down has failed: {type(self._error).__name__}: {self._error}"
         elif clock.moments.foreign > _FOREIGN * 2 * self._batches:
@@ -184,6 +184,17 @@ class Trace:
             "copies": self._copies(),
             "pin_s": [int(self._taps.pinned[0]), round(self._taps.pinned[1], 6)],
         }
+
+    def _unseen(self) -> Optional[str]:
+        """Why DDP's waits are seen, and others of the script's are not."""
+        if self._taps.untimed > _FOREIGN * self._batches:
+            return (
+                "the script starts collectives of its own and waits for them later, or exchanges with single "
+                "ranks, which is not timed"
+            )
+        if self.clock.crowded > _FOREIGN * self._batches:
+            return f"ranks wait for each other at more than {MOST_SYNCS} points of a step"
+        return None
 
     def _copies(self) -> Optional[dict[str, Any]]:
         """How long copies of a batch take: ``None`` where each is seen, or none is needed."""

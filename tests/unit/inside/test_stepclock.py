@@ -187,7 +187,9 @@ def test_what_is_kept_of_one_step_is_bounded(clock) -> None:
     ((_, parts),) = clock.take()
     assert len(parts["w"]) == 32
     assert parts["v"] == 200
-    assert len(parts["y"]) == 16
+    assert len(parts["y"]) == 65
+    assert parts["y"][-1] == ["call", None, None]
+    assert clock.crowded == 1
 
 
 def test_without_a_step_nothing_is_taken_down(clock) -> None:
@@ -268,12 +270,12 @@ def test_a_prefetching_thread_does_not_take_the_training_s_place(tapped) -> None
 
 
 def test_taps_come_off_again() -> None:
-    before = torch.autograd.backward, torch.distributed.all_reduce, list(gc.callbacks)
+    before = torch.autograd.backward, torch.distributed.monitored_barrier, list(gc.callbacks)
     taps = Taps(StepClock())
     taps.install()
     assert torch.autograd.backward is not before[0]
     taps.remove()
-    assert (torch.autograd.backward, torch.distributed.all_reduce, list(gc.callbacks)) == before
+    assert (torch.autograd.backward, torch.distributed.monitored_barrier, list(gc.callbacks)) == before
 
 
 def test_a_tap_that_somebody_has_wrapped_stays_and_does_nothing() -> None:

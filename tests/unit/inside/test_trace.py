@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import all_reduce  # as scripts have it, from before anything is tapped
 from torch.nn.parallel import distributed
 from torch.optim import optimizer as optimizers
 from torch.utils.checkpoint import checkpoint
@@ -43,7 +44,7 @@ PATCHED = (
     (dataloader._BaseDataLoaderIter, "__next__"),
     (torch, "save"),
     (torch.autograd, "backward"),
-    (dist, "all_reduce"),
+    (dist, "monitored_barrier"),
     (dist, "_register_comm_hook"),
     (dist, "_register_builtin_comm_hook"),
     (distributed.DistributedDataParallel, "_pre_forward"),
@@ -255,6 +256,55 @@ def test_collectives_that_are_waited_for_later_are_not_counted_and_told(watched:
     assert "waits for them later" in watched.about()["ddp"]["why"]
 
 
+@pytest.mark.parametrize("each", [1, 20])
+def test_one_that_is_waited_for_later_now_and_then_changes_nothing(watched: Watched, each: int) -> None:
+    training, steps = Training(ddp=True), itertools.count(1)
+
+    def also() -> None:
+        if next(steps) % each == 0:
+            dist.all_reduce(torch.ones(1), async_op=True).wait()
+
+    training.epochs(DataLoader(Rows(120), batch_size=4), also=also)
+    assert all(parts["y"] for parts in watched.parts())
+    assert (watched.about()["ddp"]["why"] is None) == (each == 20)
+
+
+def test_exchanges_of_two_ranks_are_told(watched: Watched) -> None:
+    training = Training(ddp=True)
+
+    def also() -> None:
+        with pytest.raises(ValueError, match="rank"):  # it is refused: there is no other
+            dist.send(torch.ones(1), 0)
+
+    training.epochs(DataLoader(Rows(), batch_size=4), also=also)
+    assert list(watched.parts())
+    assert "exchanges with single ranks" in watched.about()["ddp"]["why"]
+
+
+def test_a_collective_that_the_script_imported_by_its_name_is_seen(watched: Watched) -> None:
+    training = Training(ddp=True)
+    training.epochs(DataLoader(Rows(), batch_size=4), also=lambda: all_reduce(torch.ones(1)))
+    kinds = ["buffers", "gradients", "call"]
+    assert all([kind for kind, *_ in parts["y"]] == kinds for parts in watched.parts())
+
+
+@pytest.mark.parametrize("calls", [20, 70])
+def test_many_points_of_a_step_are_seen_and_too_many_are_told(watched: Watched, calls: int) -> None:
+    def also() -> None:
+        for _ in range(calls):
+            dist.all_reduce(torch.ones(1))
+
+    training = Training(ddp=True)
+    training.epochs(DataLoader(Rows(24), batch_size=4), also=also)
+    points = {len(parts["y"]) for parts in watched.parts()}
+    why = watched.about()["ddp"]["why"]
+    if calls == 20:
+        assert points == {22}
+        assert why is None
+    else:
+        assert "more than 64 points of a step" in why
+
+
 def test_what_a_communication_hook_calls_is_no_call_of_the_script(watched: Watched) -> None:
     training = Training(ddp=True)
 
@@ -378,9 +428,10 @@ def test_training_that_goes_on_with_another_loader_stays_in_order(watched: Watch
 
 
 def test_after_enough_steps_everything_is_torch_s_own(watched: Watched) -> None:
-    names = ["backward", "all_reduce", "pin_memory", "_worker_loop"]
+    names = ["backward", "monitored_barrier", "pin_memory", "_worker_loop"]
     kept = [(owner, name) for owner, name in PATCHED if name in names]
     originals = [getattr(owner, name) for owner, name in kept]
+    (inside,) = (cell for cell in all_reduce.__closure__ if cell.cell_contents is all_reduce.__wrapped__)
     callbacks, hooks = list(gc.callbacks), len(optimizers._global_optimizer_post_hooks)
     watched.observer.config["steps"] = 6
     training = Training(ddp=True)
@@ -388,8 +439,10 @@ def test_after_enough_steps_everything_is_torch_s_own(watched: Watched) -> None:
     tapped = [getattr(owner, name) for owner, name in kept]
     assert all(one is not other for one, other in zip(originals, tapped, strict=True))
     assert gc.callbacks != callbacks
+    assert inside.cell_contents is not all_reduce.__wrapped__
     training.epochs(loader)
     assert [getattr(owner, name) for owner, name in kept] == originals
+    assert inside.cell_contents is all_reduce.__wrapped__
     assert gc.callbacks == callbacks
     assert dataloader._BaseDataLoaderIter.__next__ is watched.observer._fetch
     assert len(optimizers._global_optimizer_post_hooks) <= hooks + 2  # two that count steps
