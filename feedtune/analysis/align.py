@@ -19,6 +19,7 @@ from feedtune.analysis.rounds import BUFFERS, RankStep, Round, Sync, rounds_of
 from feedtune.analysis.steps import Chosen, StepSeen, choose_steps
 
 _MOST = 0.5  # a thing that fewer of the measured steps have was not seen
+_GAP = 32  # steps: from so many on that were not taken down, what comes next stands for them
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Timeline:
         ranks: steps of each rank by position, the last one left out, since it has no end.
         world: ranks that the training has.
         measured: positions of the measured steps, of whole rounds where there are any.
+        weights: how many of the training's steps each of them stands for; where not all are taken down in
+            full, more than itself.
         cycle: measured stretches are multiples of it, less what was left out.
         left_out: steps left out because ranks had different sync points there, or one lacks its record.
         waits_seen: S is known.
@@ -41,6 +44,7 @@ class Timeline:
     ranks: Mapping[int, Sequence[RankStep]]
     world: int
     measured: Sequence[int]
+    weights: Mapping[int, float]
     cycle: int
     left_out: int
     waits_seen: bool
@@ -53,6 +57,11 @@ class Timeline:
     def alone(self) -> bool:
         """There is one rank, which never waits for others."""
         return self.world == 1 and len(self.ranks) == 1
+
+    def mean(self, values: Iterable[float], places: Sequence[int]) -> float:
+        """Mean of what was found at measured positions, as over all the steps that they stand for."""
+        weights = [self.weights[place] for place in places]
+        return sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
 
 
 def line_up(
@@ -95,6 +104,7 @@ def line_up(
         ranks=steps,
         world=world,
         measured=measured,
+        weights=_weights(chosen),
         cycle=chosen.cycle,
         left_out=left_out,
         waits_seen=waits_seen,
@@ -103,6 +113,40 @@ def line_up(
         settled=chosen.settled,
         rounds=rounds,
     )
+
+
+def _weights(chosen: Chosen) -> dict[int, float]:
+    """How many steps each measured position stands for.
+
+    That is itself, and its share of the steps around its stretch of which there is no more than the wait, or
+    nothing. A long training takes all of its first steps down, and later one stretch in so many: without
+    weights its begin would decide. What follows these first steps stands for all that lies between.
+    """
+    measured, none = set(chosen.measured), 0
+    groups: list[list[int]] = []  # stretches that were taken down
+    stands: list[float] = []
+    for place, number in enumerate(chosen.steps):
+        none += number - chosen.steps[place - 1] - 1 if place else 0
+        if any(records[place].parts is None for records in chosen.ranks.values()):
+            none += 1
+            continue
+        if not groups or (none >= _GAP and groups[-1]):
+            before = none / 2 if len(groups) > 1 else 0
+            groups.append([])
+            stands.append(none - before)
+            if len(groups) > 1:
+                stands[-2] += before
+        else:
+            stands[-1] += none
+        none = 0
+        if place in measured:
+            groups[-1].append(place)
+    if groups:
+        stands[-1] += none
+    found = dict.fromkeys(measured, 1.0)
+    for places, steps in zip(groups, stands, strict=True):
+        found.update(dict.fromkeys(places, 1 + steps / max(1, len(places))))
+    return found
 
 
 def _seen(places: Sequence[int], steps: Mapping[int, Sequence[RankStep]], name: str) -> bool:

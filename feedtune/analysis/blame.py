@@ -6,14 +6,14 @@ rounds in which the ranks lie apart, so that a few long ones do not decide.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from feedtune.analysis.align import Timeline
 from feedtune.analysis.budget import TrainingBudget
-from feedtune.analysis.means import job_means, rank_means, touches
+from feedtune.analysis.means import job_means, per_step, rank_means, touches
 from feedtune.analysis.policy import POLICY
 from feedtune.analysis.rounds import RoundLoss, lose
 from feedtune.analysis.stats import rank_correlation
@@ -104,10 +104,12 @@ def find_losses(
     }
     losses = [Loss(kind, value, value / step_s) for kind, value in found.items() if value and value > 0]
     if stall_s := parts["stall_s"]:
-        by = vote([(one.collector, one.uneven_gc_s, one.round.steps) for one in rounds], step_s)
+        by = _vote(timeline, rounds, "collector", "uneven_gc_s", step_s)
         losses.append(Loss("sched/gc", stall_s, stall_s / step_s, by))
-    losses += _data_losses(rounds, parts["data_wait_s"], budget.data_at_least_s, step_s, supply or {})
-    losses += _work_losses(rounds, parts["straggle_s"], step_s)
+    losses += _data_losses(
+        timeline, rounds, parts["data_wait_s"], budget.data_at_least_s, step_s, supply or {}
+    )
+    losses += _work_losses(timeline, rounds, parts["straggle_s"], step_s)
     losses.sort(key=lambda one: -one.seconds)
     return Losses(step_s, tuple(losses), len(lone))
 
@@ -130,6 +132,7 @@ def lone_steps(timeline: Timeline) -> set[int]:
 
 
 def _data_losses(
+    timeline: Timeline,
     rounds: Sequence[RoundLoss],
     data_wait_s: float | None,
     at_least_s: float | None,
@@ -139,9 +142,8 @@ def _data_losses(
     """The job's wait for data: what one rank alone makes of it, and the rest, which is all ranks'."""
     if data_wait_s is None:
         return [] if at_least_s is None else [Loss("data", at_least_s, at_least_s / step_s)]
-    steps = sum(one.round.steps for one in rounds)
-    culprit = vote([(one.last, one.uneven_s, one.round.steps) for one in rounds], step_s)
-    uneven_s = sum(one.uneven_s for one in rounds) / steps if steps else 0.0
+    culprit = _vote(timeline, rounds, "last", "uneven_s", step_s)
+    uneven_s = per_step(timeline, rounds, "uneven_s") or 0.0
     if culprit is None or not culprit.sure:
         uneven_s = 0.0
     else:
@@ -153,37 +155,45 @@ def _data_losses(
     return [Loss(kind, value, value / step_s, by) for kind, value, by in found if value > 0]
 
 
-def _work_losses(rounds: Sequence[RoundLoss], straggle_s: float | None, step_s: float) -> list[Loss]:
+def _work_losses(
+    timeline: Timeline, rounds: Sequence[RoundLoss], straggle_s: float | None, step_s: float
+) -> list[Loss]:
     """What the last rank works longer than the others: one rank's doing, the batches' sizes', or chance."""
     if not straggle_s:
         return []
-    culprit = vote([(one.last_at_work, one.straggle_s, one.round.steps) for one in rounds], step_s)
+    culprit = _vote(timeline, rounds, "last_at_work", "straggle_s", step_s)
     if culprit is not None and culprit.sure:
         return [Loss("imbalance/compute", straggle_s, straggle_s / step_s, culprit)]
     rho = sizes_to_work(rounds)
     if rho is None or rho < POLICY.rho:
         return [Loss("imbalance/turns", straggle_s, straggle_s / step_s, culprit, rho)]
     # Balanced batches would not make the last rank as fast as the others, but all of them alike.
-    level_s = sum(one.unlevel_s for one in rounds) / sum(one.round.steps for one in rounds)
+    level_s = per_step(timeline, rounds, "unlevel_s") or 0.0
     return [Loss("imbalance/lengths", level_s, level_s / step_s, culprit, rho)]
 
 
-def vote(ballots: Sequence[tuple[int, float, int]], step_s: float) -> Culprit | None:
+def _vote(
+    timeline: Timeline, rounds: Sequence[RoundLoss], last: str, by_s: str, step_s: float
+) -> Culprit | None:
     """The rank that is last most often.
 
     Args:
-        ballots: of each round the last rank, by how many seconds it is last, and the round's steps.
-        step_s: mean step; rounds count in which ranks lie apart by a material part of it, and at least half
-            as far as on average: where one rank is late now and then, chance decides who is last meanwhile.
+        timeline: whose weights the votes have.
+        rounds: they vote where ranks lie apart by a material part of the mean step, and at least half as far
+            as on average: where one rank is late now and then, chance decides who is last meanwhile.
+        last: name of a round's last rank.
+        by_s: name of the seconds by which it is last.
+        step_s: mean step.
     """
-    steps = sum(ballot[2] for ballot in ballots)
-    usual_s = sum(ballot[1] for ballot in ballots) / steps if steps else 0.0
-    least_s = max(POLICY.apart * step_s, usual_s / 2)
-    ranks = Counter(rank for rank, seconds, many in ballots if seconds > least_s * max(1, many))
+    least_s = max(POLICY.apart * step_s, (per_step(timeline, rounds, by_s) or 0.0) / 2)
+    apart = [one for one in rounds if getattr(one, by_s) > least_s * max(1, one.round.steps)]
+    ranks: defaultdict[int, float] = defaultdict(float)
+    for one in apart:
+        ranks[getattr(one, last)] += timeline.weights[one.round.end]
     if not ranks:
         return None
     rank, votes = min(ranks.items(), key=lambda one: (-one[1], one[0]))
-    return Culprit(rank, votes / ranks.total(), ranks.total())
+    return Culprit(rank, votes / sum(ranks.values()), len(apart))
 
 
 def sizes_to_work(rounds: Sequence[RoundLoss]) -> float | None:

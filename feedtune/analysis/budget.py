@@ -8,10 +8,8 @@ median (A - S); copies, compute and collection are those of that median rank, in
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from statistics import fmean
 from typing import Any
 
 from feedtune.analysis.align import Timeline
@@ -20,6 +18,7 @@ from feedtune.analysis.policy import POLICY
 from feedtune.analysis.stats import MIN_STRETCHES, mean_half_width
 
 _STRETCHES = 10  # whose means give the uncertainty
+_ROUNDING = 1e-6
 
 FLAGS = {
     "inconsistent": "the parts add up to more than the step",
@@ -124,7 +123,8 @@ def measure_budget(timeline: Timeline) -> TrainingBudget:
     at_least = None
     if timeline.waits_seen and not timeline.synced and 1 < timeline.world == len(ranks) and timeline.measured:
         steps = timeline.ranks.values()
-        at_least = fmean(min(of[place].wait_s or 0.0 for of in steps) for place in timeline.measured)
+        shortest = (min(of[place].wait_s or 0.0 for of in steps) for place in timeline.measured)
+        at_least = timeline.mean(shortest, timeline.measured)
     return TrainingBudget(job, ranks, timeline.left_out, at_least)
 
 
@@ -133,23 +133,36 @@ def _measured(timeline: Timeline, means: Means, rank: int | None) -> Budget:
     if not places:
         return Budget(0, None, Parts(), Parts(), None, _flags(timeline, Parts(), None))
     step_s, parts = means(places)
-    found = [means(group)[1] for group in _stretches(places, timeline.cycle)]
+    found = [means(group)[1] for group in _stretches(timeline)]
     known = {name: [v for group in found if (v := group[name]) is not None] for name in parts}
     halves = {name: None if parts[name] is None else mean_half_width(known[name]) for name in parts}
+    measured, hidden_s = Parts(**parts), None
     hidden = [timeline.ranks[rank][place].hidden_s for place in places] if rank is not None else []
-    seen = [one for one in hidden if one is not None]
-    measured = Parts(**parts)
-    hidden_s = fmean(seen) if seen else None
+    if any(one is not None for one in hidden):
+        hidden_s = timeline.mean((one or 0.0 for one in hidden), places)
     flags = _flags(timeline, measured, step_s)
     return Budget(len(places), step_s, measured, Parts(**halves), hidden_s, flags)
 
 
-def _stretches(places: Sequence[int], cycle: int) -> list[Sequence[int]]:
-    """About ten consecutive stretches of whole worker cycles, at least five; else none."""
-    size = math.ceil(len(places) / _STRETCHES / cycle) * cycle
-    if len(places) // size < MIN_STRETCHES:
-        size = len(places) // MIN_STRETCHES // cycle * cycle
-    return [places[at : at + size] for at in range(0, len(places) - size + 1, size)] if size else []
+def _stretches(timeline: Timeline) -> list[list[int]]:
+    """About ten consecutive stretches of whole worker cycles, which stand for as many steps each.
+
+    Fewer than five are none.
+    """
+    places, cycle, weights = timeline.measured, timeline.cycle, timeline.weights
+    for wanted in (_STRETCHES, MIN_STRETCHES):
+        least = sum(weights[place] for place in places) / wanted
+        found: list[list[int]] = [[]]
+        held = 0.0
+        for at in range(0, len(places) - cycle + 1, cycle):
+            found[-1] += places[at : at + cycle]
+            held += sum(weights[place] for place in places[at : at + cycle])
+            if held > least * (1 - _ROUNDING):
+                found.append([])
+                held = 0.0
+        if len(found) > MIN_STRETCHES:
+            return found[:-1]
+    return []
 
 
 def _flags(timeline: Timeline, parts: Parts, step_s: float | None) -> tuple[str, ...]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from statistics import fmean, median_low
+from statistics import median_low
 
 from feedtune.analysis.align import Timeline
-from feedtune.analysis.rounds import RankStep, Round, lose, overlap
+from feedtune.analysis.rounds import RankStep, Round, RoundLoss, lose, overlap
 
 Means = Callable[[Sequence[int]], tuple[float, dict[str, float | None]]]
 
@@ -27,15 +27,20 @@ def rank_means(timeline: Timeline, rank: int) -> Means:
     waited = {place: _waited(timeline, rank, place) for place in timeline.measured} if timeline.synced else {}
 
     def means(places: Sequence[int]) -> tuple[float, dict[str, float | None]]:
-        here = [steps[place] for place in places]
-        step_s = fmean(one.length_s for one in here)
+        def mean(value: Callable[[RankStep], float], known: bool) -> float | None:
+            return timeline.mean((value(steps[place]) for place in places), places) if known else None
+
+        def mean_wait(which: int) -> float | None:
+            return timeline.mean((waited[place][which] for place in places), places) if waited else alone
+
+        step_s = timeline.mean((steps[place].length_s for place in places), places)
         parts = {
-            "data_wait_s": fmean(one.wait_s or 0.0 for one in here) if timeline.waits_seen else None,
-            "h2d_s": fmean(one.copy_s or 0.0 for one in here) if copies else None,
-            "compute_s": fmean(computing(one, timeline.synced) for one in here) if computes else None,
-            "communication_s": fmean(waited[place][0] for place in places) if waited else alone,
-            "straggle_s": fmean(waited[place][1] for place in places) if waited else alone,
-            "stall_s": fmean(collecting(one, timeline.synced) for one in here) if collects else None,
+            "data_wait_s": mean(lambda one: one.wait_s or 0.0, timeline.waits_seen),
+            "h2d_s": mean(lambda one: one.copy_s or 0.0, copies),
+            "compute_s": mean(lambda one: computing(one, timeline.synced), computes),
+            "communication_s": mean_wait(0),
+            "straggle_s": mean_wait(1),
+            "stall_s": mean(lambda one: collecting(one, timeline.synced), collects),
         }
         return step_s, with_rest(step_s, parts)
 
@@ -104,23 +109,30 @@ def job_means(timeline: Timeline, without: Collection[int] = ()) -> Means:
     def means(places: Sequence[int]) -> tuple[float, dict[str, float | None]]:
         chosen = set(places)
         here = [one for one in losses if one.round.end in chosen]
-        steps = sum(one.round.steps for one in here)
 
         def mean(name: str, known: bool) -> float | None:
-            return sum(getattr(one, name) for one in here) / steps if known and steps else None
+            return per_step(timeline, here, name) if known else None
 
-        step_s = max(fmean(of[place].length_s for place in places) for of in ranks.values())
+        step_s = max(timeline.mean((of[place].length_s for place in places), places) for of in ranks.values())
         parts = {
             "data_wait_s": mean("data_wait_s", timeline.waits_seen),
             "h2d_s": mean("h2d_s", copies),
             "compute_s": mean("compute_s", computes),
-            "communication_s": fmean(waited[place] for place in places),
+            "communication_s": timeline.mean((waited[place] for place in places), places),
             "straggle_s": mean("straggle_s", True),
             "stall_s": mean("stall_s", collects),
         }
         return step_s, with_rest(step_s, parts)
 
     return means
+
+
+def per_step(timeline: Timeline, losses: Sequence[RoundLoss], name: str) -> float | None:
+    """What rounds lose of a kind, in seconds a step; ``None`` without any."""
+    weights = [timeline.weights[one.round.end] for one in losses]
+    steps = sum(weight * one.round.steps for weight, one in zip(weights, losses, strict=True))
+    lost_s = sum(weight * getattr(one, name) for weight, one in zip(weights, losses, strict=True))
+    return lost_s / steps if steps else None
 
 
 def touches(one: Round, places: Collection[int]) -> bool:

@@ -129,7 +129,7 @@ def test_of_a_long_run_it_is_told_which_steps_the_parts_are_of(tmp_path: Path, c
     assert rank["measured_steps"] > full
     print_run(found)
     said = " ".join(capsys.readouterr().out.split())
-    assert ("the parts are those of 200 steps" in said) == (full == 200)
+    assert ("the parts are those of 200 of 1,000 steps" in said) == (full == 200)
     assert "taking this down cost 10 µs a step" in said
 
 

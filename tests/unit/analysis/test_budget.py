@@ -312,3 +312,56 @@ def test_too_few_steps_are_no_budget() -> None:
     assert found.job.step_s is None
     assert set(asdict(found.job.parts).values()) == {None}
     assert found.job.shares["data_wait"] is None
+
+
+def sparse(ranks: dict, every: int, missing: bool = False) -> dict:
+    """As long runs are taken down: the first 512 steps, then one window of 128 in so many."""
+
+    def full(step: int) -> bool:
+        return step < 512 or step // 128 % every == 0
+
+    return {
+        rank: [
+            one if full(one.step) else one._replace(parts=None) for one in of if full(one.step) or not missing
+        ]
+        for rank, of in ranks.items()
+    }
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("missing", [False, True])
+def test_the_begin_of_a_long_run_weighs_no_more_than_its_steps(ranks: int, missing: bool) -> None:
+    wait = {True: 0.05, False: 0.002}
+    job = Job(ranks=ranks, wait=lambda _, step: wait[step < 500], steps=49 * 128, noise=0.05)
+    records = job.run()
+    whole = measure_budget(line_up(records, 0, None, ranks))
+    found = measure_budget(line_up(sparse(records, 16, missing), 0, None, ranks))
+    assert found.job.steps < 1200
+    assert whole.job.parts.data_wait_s == pytest.approx(0.0058, rel=0.03)
+    for one, other in ((found.job, whole.job), (found.ranks[0], whole.ranks[0])):
+        assert one.step_s == pytest.approx(other.step_s, rel=0.02)
+        assert known(one.parts) == pytest.approx(known(other.parts), rel=0.03, abs=5e-5)
+
+
+def test_what_one_rank_did_late_in_a_long_run_weighs_as_much_as_it_took() -> None:
+    job = Job(forward=lambda rank, step: 0.03 if rank and step >= 4500 else 0.008, steps=6000)
+    records = job.run()
+    found = measure_budget(line_up(sparse(records, 8), 0, None, 2))
+    # Its begin is known to half the distance of two windows.
+    assert found.job.parts.straggle_s == pytest.approx(0.022 / 4, rel=0.2)
+
+
+def test_the_interval_is_that_of_stretches_that_stand_for_as_many_steps() -> None:
+    records = Job(ranks=1, wait=0.01, steps=6000, noise=0.2).run()
+    whole = measure_budget(line_up(records, 4, 2, 1)).job
+    found = measure_budget(line_up(sparse(records, 16), 4, 2, 1)).job
+    assert found.half_widths.data_wait_s is not None
+    assert found.parts.data_wait_s == pytest.approx(0.01, abs=3 * found.half_widths.data_wait_s)
+    assert found.half_widths.data_wait_s < 10 * whole.half_widths.data_wait_s
+
+
+def test_a_lone_step_without_parts_changes_no_weight() -> None:
+    records = Job(ranks=1, steps=300).run()
+    records[0][100] = records[0][100]._replace(parts=None)
+    weights = line_up(records, 0, None, 1).weights
+    assert max(weights.values()) < 1.01
