@@ -59,9 +59,19 @@ class TrainingClass:
 
 
 def classify(
-    timeline: Timeline, budget: TrainingBudget, supply: Mapping[int, float] | None = None
+    timeline: Timeline,
+    budget: TrainingBudget,
+    supply: Mapping[int, float] | None = None,
+    empty: Mapping[int, float] | None = None,
 ) -> TrainingClass:
-    """The class of a training; arguments as of ``find_losses``."""
+    """The class of a training.
+
+    Args:
+        timeline: its steps.
+        budget: measured from them.
+        supply: as of ``find_losses``.
+        empty: of each rank with workers the share of its steps in which no batch was ready.
+    """
     losses = find_losses(timeline, budget, supply)
     if losses is None:
         return TrainingClass("unknown", None, False, None, None, ("No steps were measured.",), (), 0)
@@ -80,7 +90,11 @@ def classify(
         share >= POLICY.severe,
         ranks.pop() if len(ranks) == 1 else None,
         1 / (1 - share) if kind != "unknown" and share < 1 else None,
-        tuple(_sentence(one, losses.step_s, timeline, budget) for one in leading) + _lone(losses),
+        (
+            *(_sentence(one, losses.step_s, timeline, budget) for one in leading),
+            *_ready(leading, losses, supply or {}, empty or {}),
+            *_lone(losses),
+        ),
         losses.found,
         losses.lone,
     )
@@ -191,6 +205,26 @@ def _collectors(loss: Loss, step_s: float, budget: TrainingBudget) -> str:
     return (
         f" Of each step {named}{more}, at different times: in the same steps on all ranks (gc.disable(), and "
         f"gc.collect() every so many steps) it would cost {_ms(most_s)}."
+    )
+
+
+def _ready(
+    leading: Sequence[Loss], losses: Losses, supply: Mapping[int, float], empty: Mapping[int, float]
+) -> tuple[str, ...]:
+    """Where the wait for data is none for the workers."""
+    data = next((one for one in leading if one.kind in ("data", "imbalance/input")), None)
+    if data is None:
+        return ()
+    ranks = [data.culprit.rank] if data.culprit is not None and data.culprit.sure else list(empty)
+    waits_s = sum(one.seconds for one in losses.found if one.kind in ("data", "imbalance/input"))
+    slowest_s = max((supply.get(rank, losses.step_s) for rank in ranks), default=losses.step_s)
+    most = max((empty.get(rank, 1.0) for rank in ranks), default=1.0)
+    if most > POLICY.material or slowest_s > losses.step_s - waits_s:
+        return ()
+    return (
+        f"The workers are not what it waits for: a batch was ready in {1 - most:.0%} of the steps, and they "
+        f"need {_ms(slowest_s)} for one. The time goes into taking a finished batch over, which fewer or no "
+        "workers, and fewer or smaller tensors in a batch, make cheaper.",
     )
 
 

@@ -118,6 +118,8 @@ def training(number: int, ranks: Mapping[int, RankSeen]) -> dict[str, Any]:
     budget = measure_budget(timeline)
     workers = {rank: measure_workers(seen.workers) for rank, seen in ranks.items()}
     supply = {rank: found.supply_s for rank, found in workers.items() if found is not None}
+    queues = {rank: measure_queue(seen.records) for rank, seen in ranks.items()}
+    empty = {rank: queue.empty_share for rank, queue in queues.items() if queue is not None}
     return {
         "number": number,
         "world_size": world,
@@ -128,7 +130,7 @@ def training(number: int, ranks: Mapping[int, RankSeen]) -> dict[str, Any]:
             "left_out": budget.left_out,
             "data_at_least_s": budget.data_at_least_s,
         },
-        "finding": classify(timeline, budget, supply).as_dict(),
+        "finding": classify(timeline, budget, supply, empty).as_dict(),
         "ranks": [
             {
                 **{name: seen.about[name] for name in _TOLD},
@@ -138,7 +140,7 @@ def training(number: int, ranks: Mapping[int, RankSeen]) -> dict[str, Any]:
                 "others": seen.about.get("others"),
                 **measure_steps({rank: seen.records}, *shape, seen.loop_waits).as_dict(),
                 "budget": budget.ranks[rank].as_dict(),
-                "queue": None if (queue := measure_queue(seen.records)) is None else queue.as_dict(),
+                "queue": None if (queue := queues[rank]) is None else queue.as_dict(),
                 "pinned": {"batches": seen.about["pin_s"][0], "seconds": seen.about["pin_s"][1]},
                 "workers": None if (found := workers[rank]) is None else found.as_dict(),
             }

@@ -322,3 +322,13 @@ def test_a_host_that_works_while_its_gpu_waits_for_buffers(ahead_s, kind, stragg
     budget = measure_budget(line_up(ranks, 2, 2, 2))
     assert budget.job.parts.data_wait_s == pytest.approx(0.0262, abs=0.002)
     assert budget.job.parts.straggle_s == pytest.approx(straggle_s, abs=0.002)
+
+
+@pytest.mark.parametrize(
+    ("made", "none", "told"), [(0.004, 0.0, True), (0.004, 0.5, False), (0.03, 0.0, False)]
+)
+def test_where_batches_are_ready_it_is_not_the_workers_that_are_waited_for(made, none, told) -> None:
+    timeline = line_up(Job(ranks=1, wait=0.02).run(), 2, 2, 1)
+    found = classify(timeline, measure_budget(timeline), {0: made}, {0: none})
+    assert found.kind == "data"
+    assert ("not what it waits for" in " ".join(found.evidence)) == told
