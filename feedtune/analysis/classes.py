@@ -196,7 +196,7 @@ def _collectors(loss: Loss, step_s: float, budget: TrainingBudget) -> str:
 
 def _waits(loss: Loss, timeline: Timeline) -> str:
     assert loss.culprit is not None
-    waits = {r: fmean(of[p].wait_s or 0.0 for p in timeline.measured) for r, of in timeline.ranks.items()}
+    waits = {r: fmean(of[p].data_s for p in timeline.measured) for r, of in timeline.ranks.items()}
     own = waits.pop(loss.culprit.rank)
     return f"it waits {_ms(own)} a step for its data, the others {_ms(median(waits.values()))}"
 

@@ -30,7 +30,7 @@ def rank_means(timeline: Timeline, rank: int) -> Means:
         here = [steps[place] for place in places]
         step_s = fmean(one.length_s for one in here)
         parts = {
-            "data_wait_s": fmean(one.wait_s or 0.0 for one in here) if timeline.waits_seen else None,
+            "data_wait_s": fmean(one.data_s for one in here) if timeline.waits_seen else None,
             "h2d_s": fmean(one.copy_s or 0.0 for one in here) if copies else None,
             "compute_s": fmean(computing(one, timeline.synced) for one in here) if computes else None,
             "communication_s": fmean(waited[place][0] for place in places) if waited else alone,
@@ -43,12 +43,13 @@ def rank_means(timeline: Timeline, rank: int) -> Means:
 
 
 def computing(step: RankStep, synced: bool) -> float:
-    """Seconds from the batch's arrival to the end of the work, less copies, waits for ranks, collection."""
+    """Seconds from the batch's arrival to the end of the work, less all that is another part."""
     if step.end_s is None:
         return 0.0
     begin, end = step.wait_s or 0.0, step.end_s
     waits = overlap(_sync_waits(step, synced), begin, end)
-    return max(0.0, end - begin - waits - (step.copy_s or 0.0) - collecting(step, synced, end))
+    others = sum(max(0.0, min(at + seconds, end) - at) for at, seconds in step.others)
+    return max(0.0, end - begin - waits - others - (step.copy_s or 0.0) - collecting(step, synced, end))
 
 
 def collecting(step: RankStep, synced: bool, until_s: float | None = None) -> float:
