@@ -5,7 +5,8 @@ stream under CUDA, else its host); what was not seen is absent: ``t`` duration o
 exposed starvation there, ``h`` host-to-device copies, ``b`` end of the last backward, ``o`` end of the last
 optimizer step, ``y`` sync points ``[kind, arrive, leave]``, ``r`` first gradient bucket ready, ``a`` what the
 host took from the broadcast of buffers to there, ``c`` begin and duration of each collection of garbage in
-turn, ``n`` elements of the batch. Of a long run's steps only some have parts.
+turn, ``d`` the same of waits for batches of other loaders than the recorded one (under CUDA, exposed), ``n``
+elements of the batch. Of a long run's steps only some have parts.
 """
 
 from __future__ import annotations
@@ -184,21 +185,25 @@ def _on_timeline(records: Sequence[StepSeen], loop_waits: bool) -> list[RankStep
 
 def _rank_step(begin_s: float, one: StepSeen, length_s: float, device: bool, loop_waits: bool) -> RankStep:
     parts = one.parts or {}
-    wait_s = parts.get("s") if device else one.wait_s
+    wait_s = (parts.get("s") if device else one.wait_s) if loop_waits else None
     backward, optimized = parts.get("b"), parts.get("o")
-    collected = parts.get("c", ())
     end_s = None if backward is None else max(backward, optimized or 0.0)
     return RankStep(
         begin_s,
         parts.get("t", length_s),
-        wait_s if loop_waits else None,
-        max(0.0, one.wait_s - wait_s) if device and loop_waits and wait_s is not None else None,
+        wait_s,
+        max(0.0, one.wait_s - wait_s) if device and wait_s is not None else None,
         parts.get("h"),
         end_s,
-        None if one.parts is None else tuple(zip(collected[::2], collected[1::2], strict=True)),
+        None if one.parts is None else _spans(parts.get("c", ())),
         _syncs(parts),
         parts.get("n"),
+        () if wait_s is None else _spans(parts.get("d", ())),
     )
+
+
+def _spans(values: Sequence[float]) -> tuple[tuple[float, float], ...]:
+    return tuple(zip(values[::2], values[1::2], strict=True))
 
 
 def _syncs(parts: Mapping[str, Any]) -> tuple[Sync, ...] | None:

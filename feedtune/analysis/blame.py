@@ -86,10 +86,10 @@ def find_losses(
     Args:
         timeline: its steps.
         budget: measured from them.
-        supply: seconds a batch that each rank's workers need when they are never held up
-            (``feedtune.analysis.workers``). Where all ranks' loaders are about equally slow, the slightly
-            faster ones have full queues while they wait for the slowest: only this tells that case from one
-            slow rank.
+        supply: seconds a step that each rank's workers need when they are never held up
+            (``feedtune.analysis.workers``), of several loaders those of the slowest. Where all ranks' loaders
+            are about equally slow, the slightly faster ones have full queues while they wait for the slowest:
+            only this tells that case from one slow rank.
     """
     lone = lone_steps(timeline)
     places = [place for place in timeline.measured if place not in lone]

@@ -123,7 +123,7 @@ def measure_budget(timeline: Timeline) -> TrainingBudget:
     at_least = None
     if timeline.waits_seen and not timeline.synced and 1 < timeline.world == len(ranks) and timeline.measured:
         steps = timeline.ranks.values()
-        shortest = (min(of[place].wait_s or 0.0 for of in steps) for place in timeline.measured)
+        shortest = (min(of[place].data_s for of in steps) for place in timeline.measured)
         at_least = timeline.mean(shortest, timeline.measured)
     return TrainingBudget(job, ranks, timeline.left_out, at_least)
 

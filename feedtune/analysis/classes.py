@@ -231,7 +231,7 @@ def _ready(
 def _waits(loss: Loss, timeline: Timeline) -> str:
     assert loss.culprit is not None
     waits = {
-        rank: timeline.mean((of[place].wait_s or 0.0 for place in timeline.measured), timeline.measured)
+        rank: timeline.mean((of[place].data_s for place in timeline.measured), timeline.measured)
         for rank, of in timeline.ranks.items()
     }
     own = waits.pop(loss.culprit.rank)

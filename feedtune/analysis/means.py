@@ -35,7 +35,7 @@ def rank_means(timeline: Timeline, rank: int) -> Means:
 
         step_s = timeline.mean((steps[place].length_s for place in places), places)
         parts = {
-            "data_wait_s": mean(lambda one: one.wait_s or 0.0, timeline.waits_seen),
+            "data_wait_s": mean(lambda one: one.data_s, timeline.waits_seen),
             "h2d_s": mean(lambda one: one.copy_s or 0.0, copies),
             "compute_s": mean(lambda one: computing(one, timeline.synced), computes),
             "communication_s": mean_wait(0),
@@ -48,12 +48,13 @@ def rank_means(timeline: Timeline, rank: int) -> Means:
 
 
 def computing(step: RankStep, synced: bool) -> float:
-    """Seconds from the batch's arrival to the end of the work, less copies, waits for ranks, collection."""
+    """Seconds from the batch's arrival to the end of the work, less all that is another part."""
     if step.end_s is None:
         return 0.0
     begin, end = step.wait_s or 0.0, step.end_s
     waits = overlap(_sync_waits(step, synced), begin, end)
-    return max(0.0, end - begin - waits - (step.copy_s or 0.0) - collecting(step, synced, end))
+    others = sum(max(0.0, min(at + seconds, end) - at) for at, seconds in step.others)
+    return max(0.0, end - begin - waits - others - (step.copy_s or 0.0) - collecting(step, synced, end))
 
 
 def collecting(step: RankStep, synced: bool, until_s: float | None = None) -> float:

@@ -35,7 +35,7 @@ class RankStep(NamedTuple):
     Attributes:
         begin_s: when it began; only differences within a stretch mean something.
         length_s: until the next step began.
-        wait_s: starvation S: the loop, or the GPU, had nothing to do; ``None`` where it was not measured.
+        wait_s: for its batch, starvation S: the loop, or the GPU, had nothing to do; ``None``: not measured.
         hidden_s: waiting in ``next()`` behind work that the GPU had queued already; ``None`` without a GPU.
         copy_s: host-to-device copies of the batch.
         end_s: offset of the later one of the last backward's and the last optimizer step's end.
@@ -43,6 +43,7 @@ class RankStep(NamedTuple):
             recorded.
         syncs: sync points in order; ``None`` where one of their times is missing.
         elements: of the batch.
+        others: begin and seconds of each wait for a batch of another loader, which is S, too.
     """
 
     begin_s: float
@@ -54,6 +55,12 @@ class RankStep(NamedTuple):
     collections: tuple[tuple[float, float], ...] | None
     syncs: tuple[Sync, ...] | None
     elements: int | None
+    others: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def data_s(self) -> float:
+        """S, of all loaders."""
+        return (self.wait_s or 0.0) + sum(seconds for _, seconds in self.others)
 
     @property
     def kinds(self) -> tuple[str, ...] | None:
@@ -65,7 +72,8 @@ class Work(NamedTuple):
     """An interval A of one rank between two sync points, and what it holds, in seconds.
 
     ``wait_s`` is S, ``copy_s`` H, ``gc_s`` G; ``busy_s`` lies between a batch's arrival and the end of its
-    step's backward or optimizer, H included, G not. ``elements``: of its batches; ``None``: unknown.
+    step's backward or optimizer, H included, G and waits for other loaders not. ``elements``: of its batches;
+    ``None``: unknown.
     """
 
     seconds: float
@@ -189,6 +197,7 @@ class _Walker:
         self.leave_s = 0.0
         self._busy: list[tuple[float, float]] = []  # from a batch's arrival to the end of its step's work
         self._collections: list[tuple[float, float]] = []  # of garbage, begin and end
+        self._others: list[tuple[float, float]] = []  # waits for other loaders
         self._restart()
 
     def _restart(self) -> None:
@@ -200,8 +209,8 @@ class _Walker:
         wait_s = step.wait_s or 0.0
         self._wait_s += wait_s
         self._copy_s += step.copy_s or 0.0
-        begins = ((step.begin_s + begin, seconds) for begin, seconds in step.collections or ())
-        self._collections += [(begin_s, begin_s + seconds) for begin_s, seconds in begins]
+        self._collections += _placed(step.collections or (), step.begin_s)
+        self._others += _placed(step.others, step.begin_s)
         if self._elements is not None:
             self._elements = None if step.elements is None else self._elements + step.elements
         if step.end_s is not None:
@@ -213,14 +222,21 @@ class _Walker:
         arrive_s = max(before, begin_s + point.arrive_s)
         gc_s = overlap(self._collections, before, arrive_s)
         busy = [(max(b, before), min(e, arrive_s)) for b, e in self._busy]
-        busy_s = sum(max(0.0, e - b - overlap(self._collections, b, e)) for b, e in busy)
-        wait_s = min(self._wait_s, arrive_s - before - gc_s)
+        idle = self._collections + self._others
+        busy_s = sum(max(0.0, e - b - overlap(idle, b, e)) for b, e in busy)
+        wait_s = min(self._wait_s + overlap(self._others, before, arrive_s), arrive_s - before - gc_s)
         work = Work(arrive_s - before, wait_s, self._copy_s, gc_s, busy_s, self._elements)
         self.leave_s = max(arrive_s, begin_s + point.leave_s)
         self._busy = [(b, e) for b, e in self._busy if e > self.leave_s]
         self._collections = [(b, e) for b, e in self._collections if e > self.leave_s]
+        self._others = [(b, e) for b, e in self._others if e > self.leave_s]
         self._restart()
         return work
+
+
+def _placed(spans: Iterable[tuple[float, float]], begin_s: float) -> list[tuple[float, float]]:
+    """Begin and end of the spans of a step that began then."""
+    return [(begin_s + begin, begin_s + begin + seconds) for begin, seconds in spans]
 
 
 def overlap(spans: Iterable[tuple[float, float]], begin_s: float, end_s: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from itertools import zip_longest
 from typing import Any
 
 from .identity import Watch, length_of
@@ -28,6 +29,8 @@ class LightWatch(Watch):
         self.first_s = 0.0  # seconds that first batches took, the iterator's making included
         self.seen_at = 0  # the training loader's steps when this one last delivered
         self.alone = 0  # training steps with this loader since then
+        self._meter: WorkerMeter | None = None  # of the latest iteration
+        self._made: list[tuple[int, float]] = []  # by the workers of those before
 
     def adopt(self, dataset: Any) -> None:
         """Remember which dataset it is, and of what kind."""
@@ -43,6 +46,24 @@ class LightWatch(Watch):
             return True
         return self._kind == (type(dataset), length_of(dataset))
 
+    def count_in(self, meter: WorkerMeter | None) -> None:
+        """An iteration begins, whose workers count in this meter."""
+        if meter is not self._meter:
+            self._made = self._made_so_far()
+            self._meter = meter
+
+    def _made_so_far(self) -> list[tuple[int, float]]:
+        """Batches of each worker, and the seconds that they took in it."""
+        now = [] if self._meter is None else [(one.batches, one.fetch_s) for one in self._meter.read()]
+        both = zip_longest(self._made, now, fillvalue=(0, 0.0))
+        return [(batches + more, seconds + longer) for (batches, seconds), (more, longer) in both]
+
+    @property
+    def supply_s(self) -> float | None:
+        """Seconds a batch that the workers need (``feedtune.analysis.workers``); ``None``: not measured."""
+        each = [seconds / batches for batches, seconds in self._made_so_far() if batches]
+        return max(each) / len(each) if each else None
+
     def summary(self) -> dict[str, Any]:
         """What is said of a loader that is not the recorded one."""
         return {
@@ -53,6 +74,7 @@ class LightWatch(Watch):
             "iterations": self.iterations,
             "wait_s": round(self.wait_s, 6),
             "first_s": round(self.first_s, 6),
+            "supply_s": self.supply_s,
         }
 
 

@@ -176,7 +176,7 @@ class CudaMoments:
 
     def release(self, step: Any) -> None:
         """Events of a step are free, but for its end, with which the next one begins."""
-        pairs = [*step.buckets, *step.collections, step.copies or ()]
+        pairs = [*step.buckets, *step.collections, *step.others, step.copies or ()]
         found = [
             step.begin,
             step.got,

@@ -58,10 +58,19 @@ class Observer(Runtime):
         @functools.wraps(fetch)
         def __next__(iterator: Any) -> Any:
             found = iterator.__dict__.get("_feedtune_pass")
-            if found is not None and found.watch is self._training and self.armed:
-                self._safely(self.trace.begin, iterator)
+            other = False
+            if found is not None and self.armed:
+                if found.watch is self._training:
+                    self._safely(self.trace.begin, iterator)
+                elif found.watch.trained:
+                    other = True
+                    self.trace.quiet(self.trace.clock.other_asked)
             enter_s = time.monotonic()
-            batch = fetch(iterator)
+            try:
+                batch = fetch(iterator)
+            finally:
+                if other:
+                    self.trace.quiet(self.trace.clock.other_returned)
             return_s = time.monotonic()
             if found is not None and self.armed:
                 self._safely(self._got, found, enter_s, return_s, batch)
@@ -109,8 +118,11 @@ class Observer(Runtime):
         # A loop often holds nothing but the iterator.
         alive = [ref for ref in watch.loaders if ref() not in (None, iterator)]
         watch.loaders = [*alive, weakref.ref(iterator)]
-        before = iterator.__dict__.get("_feedtune_pass")  # workers that persist count in their first meter
-        iterator.__dict__["_feedtune_pass"] = Pass(watch, made_s, meter if before is None else before.meter)
+        before = iterator.__dict__.get("_feedtune_pass")
+        if before is not None:  # workers that persist count in their first meter
+            meter = before.meter
+        watch.count_in(meter)
+        iterator.__dict__["_feedtune_pass"] = Pass(watch, made_s, meter)
 
     def _part(self, loader: Any) -> None:
         """No dataset is held, so another one can lie where a known one was; its loader is another, too."""
@@ -159,21 +171,12 @@ class Observer(Runtime):
         """Whether this is the loader to record from now on."""
         before = self._training
         if before is None:
-            return self.wants(watch) and not self._has_rival(watch)
+            return self.wants(watch)  # of several the first that is known to train: the same on all ranks
         steps = before.batches
         watch.alone = watch.alone + trained if watch.seen_at == steps else int(trained)
         watch.seen_at = steps
         gone = not before.has_other_than(None)
         return watch.trained >= STEPS_TO_TRUST and (gone or watch.alone >= _SILENT)
-
-    def _has_rival(self, watch: LightWatch) -> bool:
-        """Of loaders that train in turns (GAN), the one that is waited for longer is recorded."""
-        since = watch.early[-2][0] if len(watch.early) > 1 else 0.0
-        return any(
-            other.trained and other.wait_s > watch.wait_s and other.last_s > since
-            for other in self._all()
-            if other is not watch
-        )
 
     def _all(self) -> list[LightWatch]:
         found = {id(watch): watch for watch in self._watches.values()}

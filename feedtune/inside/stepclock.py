@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Optional
 
 from .moments import HostMoments, Moments
@@ -19,8 +20,8 @@ _MOST_PENDING = 256  # steps that wait to be taken, or for a device that is behi
 _TAKEN = 64  # so many are worth taking
 MOST_SYNCS = 64  # points of one step where ranks wait for each other
 _MOST_BUCKETS = 32  # of a step whose waits are kept one by one
-_MOST_COLLECTIONS = 8  # of garbage in one step that are kept one by one
-_SHORT_S = 1e-3  # a collection that takes less is added to the one before
+_MOST_SPANS = 8  # collections of garbage, or waits for other loaders, of one step that are kept one by one
+_SHORT_S = 1e-3  # one that takes less is added to the one before
 _MOST_OPEN = 4096  # of one backward; ranks that have left a join go on reducing without one
 
 
@@ -29,6 +30,7 @@ class Step:
 
     __slots__ = (
         "ahead_s",
+        "asked",
         "backward",
         "begin",
         "bucket_bytes",
@@ -43,6 +45,7 @@ class Step:
         "host_s",
         "open",
         "optimized",
+        "others",
         "ready",
         "row",
         "syncs",
@@ -68,6 +71,8 @@ class Step:
         self.bucket_bytes = 0
         self.depth = 0  # of backwards inside each other, as reentrant checkpoints make them
         self.collections: list[list[Any]] = []  # [begin, end] of each collection of garbage
+        self.others: list[list[Any]] = []  # [begin, end] of each wait for another loader's batch
+        self.asked: Any = None  # begin of the one that runs now
         self.elements: Optional[int] = None
 
 
@@ -300,7 +305,7 @@ class StepClock:
         On a GPU the stretch between two events is what the device idled meanwhile. Collections of the
         youngest generation are too short for that, and of another thread's stream nothing is known.
         """
-        if self.step is None or not self.step.row:
+        if self.step is None or not self.step.row or self.step.asked is not None:
             return None
         if self.moments.device and (young or not (self.mine() or self.backwards)):
             return None
@@ -311,11 +316,28 @@ class StepClock:
         step = self.step
         if step is None or begin is None:
             return
-        end, kept = self.moments.stamp(), step.collections
-        if kept and not self.moments.device and (len(kept) >= _MOST_COLLECTIONS or end - begin < _SHORT_S):
+        self._add(step.collections, begin, self.moments.stamp())
+
+    def _add(self, kept: list[list[Any]], begin: Any, end: Any) -> None:
+        """Keep a span; on a host short ones, and those that are too many, make the one before longer."""
+        if kept and not self.moments.device and (len(kept) >= _MOST_SPANS or end - begin < _SHORT_S):
             kept[-1][1] += end - begin
-        elif len(kept) < _MOST_COLLECTIONS:
+        elif len(kept) < _MOST_SPANS:
             kept.append([begin, end])
+
+    def other_asked(self) -> None:
+        """The loop asks another loader, too, for a batch of this step."""
+        step = self.step
+        if step is not None and step.row and self.mine():
+            step.asked = self.moments.step_edge()
+
+    def other_returned(self) -> None:
+        """It has it, or has come to the loader's end."""
+        step = self.step
+        if step is None or step.asked is None or not self.mine():
+            return
+        begin, step.asked = step.asked, None
+        self._add(step.others, begin, self.moments.step_edge())
 
 
 def parts_of(step: Step, moments: Moments) -> dict[str, Any]:
@@ -325,16 +347,20 @@ def parts_of(step: Step, moments: Moments) -> dict[str, Any]:
     copies, ``b`` end of the last backward, ``o`` end of the optimizer's step, ``y`` points where ranks wait
     for each other ``[kind, arrive, leave]``, ``r`` first bucket ready, ``w`` waits of the buckets, ``v``
     their bytes, ``a`` what a GPU's host took from the broadcast of buffers to ``r``, ``c`` begin and
-    duration of each collection of garbage in turn, ``q`` batches ready, ``n`` elements of the batch. Times in
-    seconds; ``b``, ``o``, ``y``, ``r`` and the begins in ``c`` from the step's begin.
+    duration of each collection of garbage in turn, ``d`` the same of waits for other loaders' batches (on a
+    GPU, exposed), ``q`` batches ready, ``n`` elements of the batch. Times in seconds; ``b``, ``o``, ``y``,
+    ``r`` and the begins in ``c`` and ``d`` from the step's begin.
     """
     parts: dict[str, Any] = {}
     at = moments.offsets(step.begin)
     if moments.device and step.begin is not None:
         parts["t"] = at(step.end)
         parts["s"] = at(step.got)
+    others = _spans(step.others, at)
     if step.copies is not None and step.copies[1] is not None:
-        parts["h"] = _between(at(step.copies[0]), at(step.copies[1]))
+        begin, end = at(step.copies[0]), at(step.copies[1])
+        if begin is not None and end is not None:
+            parts["h"] = end - begin - sum(seconds for asked, seconds in others if begin <= asked < end)
     if step.backward is not None:
         parts["b"] = at(step.backward)
     if step.optimized is not None:
@@ -347,13 +373,17 @@ def parts_of(step: Step, moments: Moments) -> dict[str, Any]:
         parts["w"] = [_between(at(ready), at(reduced)) for ready, reduced in kept]
         parts["v"] = step.bucket_bytes
         parts["a"] = step.ahead_s
-    if step.collections:
-        times = [(at(begin), at(end)) for begin, end in step.collections]
-        known = [(begin, end - begin) for begin, end in times if begin is not None and end is not None]
-        parts["c"] = [value for pair in known for value in pair] or None
+    for name, spans in (("c", _spans(step.collections, at)), ("d", others)):
+        parts[name] = [value for span in spans for value in span] or None
     parts["q"] = step.waits
     parts["n"] = step.elements
     return {name: value for name, value in parts.items() if value is not None}
+
+
+def _spans(spans: list[list[Any]], at: Callable[[Any], Optional[float]]) -> list[tuple[float, float]]:
+    """Begin and seconds of each span whose times are known."""
+    times = [(at(begin), at(end)) for begin, end in spans]
+    return [(begin, end - begin) for begin, end in times if begin is not None and end is not None]
 
 
 def _between(begin: Optional[float], end: Optional[float]) -> Optional[float]:

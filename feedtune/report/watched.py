@@ -105,7 +105,11 @@ def _others(training: dict[str, Any]) -> list[str]:
     """Other loaders, as the lowest rank saw them."""
     found = []
     for other in training["ranks"][0]["others"] or ():
-        kind = "trains too, in the work of these steps" if other["trains"] else "no training"
+        kind = (
+            "trains too; what steps wait for it is data, and not in waited"
+            if other["trains"]
+            else "no training"
+        )
         found.append(
             f"other loader ({kind}): {other['dataset']} at {other['site']}, "
             f"{format_count(other['batches'])} batches in {format_count(other['iterations'])} iterations, "

@@ -14,7 +14,7 @@ from feedtune.analysis.align import line_up
 from feedtune.analysis.budget import measure_budget
 from feedtune.analysis.classes import classify
 from feedtune.analysis.steps import StepSeen, measure_steps
-from feedtune.analysis.workers import Line, measure_queue, measure_workers
+from feedtune.analysis.workers import Line, WorkersSeen, measure_queue, measure_workers
 from feedtune.inside.linefiles import LineFile
 
 SCHEMA = "feedtune.run/1"
@@ -41,6 +41,17 @@ class RankSeen:
     def syncs_seen(self) -> bool:
         """Whether all points where it waits for other ranks were seen."""
         return bool(self.about["ddp"]["models"]) and self.about["ddp"]["why"] is None
+
+    def supply_s(self, own: WorkersSeen | None) -> float | None:
+        """Seconds that workers need for what a step consumes: those of the slowest of its loaders.
+
+        Args:
+            own: what the workers of the recorded loader did.
+        """
+        steps = self.about["missed"] + self.records[-1].step + 1
+        others = [other for other in self.about.get("others") or () if other["trains"]]
+        found = [other["supply_s"] * other["batches"] / steps for other in others if other["supply_s"]]
+        return max([*found, *([] if own is None else [own.supply_s])], default=None)
 
     def with_copies(self) -> Sequence[StepSeen]:
         """The steps; where copies of batches to the GPU were not seen, with what they take by their bytes."""
@@ -117,7 +128,8 @@ def training(number: int, ranks: Mapping[int, RankSeen]) -> dict[str, Any]:
     timeline = line_up(records, *shape, world, loop_waits, all(seen.syncs_seen for seen in ranks.values()))
     budget = measure_budget(timeline)
     workers = {rank: measure_workers(seen.workers) for rank, seen in ranks.items()}
-    supply = {rank: found.supply_s for rank, found in workers.items() if found is not None}
+    needed = {rank: seen.supply_s(workers[rank]) for rank, seen in ranks.items()}
+    supply = {rank: seconds for rank, seconds in needed.items() if seconds is not None}
     queues = {rank: measure_queue(seen.records) for rank, seen in ranks.items()}
     empty = {rank: queue.empty_share for rank, queue in queues.items() if queue is not None}
     return {

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
+from feedtune.analysis.workers import measure_workers
 from feedtune.report.watched import print_run
 from feedtune.trials.seen import SCHEMA, read_trainings, reading, training
 
@@ -20,7 +21,7 @@ LOADER = {
 }  # fmt: skip
 OTHER = {
     "site": "/home/me/val.py:9", "dataset": "Photos", "trains": False, "batches": 40, "iterations": 4,
-    "wait_s": 0.5, "first_s": 6.0,
+    "wait_s": 0.5, "first_s": 6.0, "supply_s": 0.02,
 }  # fmt: skip
 
 
@@ -51,6 +52,16 @@ def document(folder: Path, **changes) -> dict:
     errors = [f"{e.json_path}: {e.message}" for e in Draft202012Validator(RUN_SCHEMA).iter_errors(found)]
     assert not errors
     return found
+
+
+def test_a_step_needs_the_workers_of_its_slowest_loader(tmp_path: Path) -> None:
+    slow = {**OTHER, "trains": True, "batches": 45, "supply_s": 0.06}  # a batch in every other step
+    for rank, others in enumerate([[OTHER], [slow, OTHER], None]):
+        write_rank(tmp_path, rank, 80, others=others, missed=10)
+    ranks = read_trainings(tmp_path)[1]
+    own = measure_workers([[0.0, 0, [[10, 0.2, 0.0, 0.0, 0.0, 0, 0]]]])
+    assert [ranks[rank].supply_s(own) for rank in ranks] == pytest.approx([0.02, 0.03, 0.02])
+    assert [ranks[rank].supply_s(None) for rank in ranks] == [None, pytest.approx(0.03), None]
 
 
 def test_two_ranks(tmp_path: Path, capsys) -> None:

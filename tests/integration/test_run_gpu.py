@@ -52,6 +52,13 @@ def test_batches_that_lie_on_the_gpu_are_not_copied(tmp_path: Path) -> None:
     assert (rank["copies"]["bytes"], rank["budget"]["parts"]["h2d_s"]) == (0, 0.0)
 
 
+def test_a_second_loader_is_waited_for_behind_work_that_the_gpu_has_still(tmp_path: Path) -> None:
+    bare = rank_of(tmp_path / "bare", "to", pin=True, SECOND="1")
+    heavy = rank_of(tmp_path / "heavy", "to", pin=True, SECOND="1", HEAVY="1")
+    assert bare["budget"]["parts"]["data_wait_s"] > 0.9 * 0.02
+    assert heavy["budget"]["parts"]["data_wait_s"] < 0.1 * 0.02
+
+
 def test_garbage_is_collected_behind_work_that_the_gpu_has_still(tmp_path: Path) -> None:
     bare = rank_of(tmp_path / "bare", "to", pin=True, GARBAGE="1")
     heavy = rank_of(tmp_path / "heavy", "to", pin=True, GARBAGE="1", HEAVY="1")

@@ -191,12 +191,14 @@ def test_loaders_made_anew_each_epoch_at_one_line_stay_apart(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_of_two_loaders_that_train_the_slower_is_recorded_and_the_other_named(tmp_path: Path) -> None:
+def test_of_two_loaders_that_train_the_first_is_recorded_and_waits_for_both_count(tmp_path: Path) -> None:
     (training,) = watched(tmp_path, "gan")["trainings"]
-    assert training["loader"]["dataset"] == "Slow"
+    assert training["loader"]["dataset"] == "Numbers"
     assert training["job"]["steps"] == 10
     (other,) = training["ranks"][0]["others"]
-    assert (other["dataset"], other["trains"]) == ("Numbers", True)
+    assert (other["dataset"], other["trains"]) == ("Slow", True)
+    assert training["finding"]["class"] == "data"
+    assert training["job"]["budget"]["parts"]["data_wait_s"] > 4 * 0.002
 
 
 @pytest.mark.slow

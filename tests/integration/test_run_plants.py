@@ -105,6 +105,19 @@ def test_data_that_is_slow_everywhere_is_no_rank_s_fault(tmp_path: Path) -> None
 
 
 @SLOW
+@pytest.mark.parametrize(
+    ("plant", "found"), [("second", ("imbalance/input", 1)), ("second_all", ("data", None))]
+)
+def test_a_second_loader_of_the_step_is_data_too(tmp_path: Path, plant: str, found: tuple) -> None:
+    """Where it is slow on all ranks, the slightly faster ones have full queues, and hardly wait."""
+    training_found = training(tmp_path, PLANT=plant, RANK_PLANTED="1")
+    assert (training_found["finding"]["class"], training_found["finding"]["rank"]) == found
+    parts = training_found["job"]["budget"]["parts"]
+    assert parts["data_wait_s"] > 0.6 * DELAY_S
+    assert parts["rest_s"] < 0.3 * DELAY_S
+
+
+@SLOW
 def test_one_process_has_no_other_ranks_to_wait_for(tmp_path: Path) -> None:
     words = [sys.executable, SCRIPTS / "latency.py"]
     done = feedtune(

@@ -1,16 +1,27 @@
 """Ways for a batch to reach the GPU. HOW: to | buffer | compiled | there; PIN=1 pins; the GPU is the last.
 
-With GARBAGE=1 each step collects garbage, 200,000 objects; HEAVY=1 gives the GPU some 300 ms of work a step.
+With GARBAGE=1 each step collects garbage, 200,000 objects; with SECOND=1 it takes a batch of a second loader,
+too, which needs 20 ms for it; HEAVY=1 gives the GPU some 300 ms of work a step.
 """
 
 import gc
 import os
+import time
 
 import torch
 from torch.utils.data import DataLoader
 
 HOW = os.environ["HOW"]
 DEVICE = torch.device("cuda", torch.cuda.device_count() - 1)  # and no torch.cuda.set_device
+
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        return index
 
 
 def main():
@@ -30,6 +41,7 @@ def main():
     heap = [[] for _ in range(200_000)] if os.environ.get("GARBAGE") == "1" else None
     large = torch.randn(8192, 8192, device=DEVICE) if os.environ.get("HEAVY") == "1" else None
     loader = DataLoader(data, batch_size=None, pin_memory=os.environ.get("PIN") == "1")
+    second = iter(DataLoader(Slow(), batch_size=None)) if os.environ.get("SECOND") == "1" else None
     for batch in loader:
         optimizer.zero_grad()
         if HOW == "buffer":
@@ -40,6 +52,8 @@ def main():
             for _ in range(16):
                 large @ large
         optimizer.step()
+        if second is not None:
+            next(second)
         if heap is not None:
             gc.collect()
 

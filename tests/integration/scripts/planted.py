@@ -2,6 +2,7 @@
 
 PLANT is one of: none, loader, forward, backward (each on the rank RANK_PLANTED), comm (a communication hook
 that is slow on all ranks), lengths (each rank draws samples of its own lengths), all (data slow on all),
+second and second_all (as loader and all, of a second loader, from which each step takes a batch at its end),
 gc (each rank collects garbage, 400,000 objects, in every fourth step, each in another one).
 DELAY_S is how long the plant takes in each step; BATCHNORM=1 adds buffers that DDP broadcasts; WORK_S is the
 work of a step without it; STEPS of them are done; DEVICE=cuda trains on a GPU, which the ranks share, and
@@ -37,11 +38,14 @@ torch.manual_seed(0)
 class Samples(Dataset):
     """Rows of 16 numbers; where lengths are planted of 10 or, one in five, of 110, else of 50."""
 
+    def __init__(self, slow):
+        self.slow = slow
+
     def __len__(self):
         return 1 << 16
 
     def __getitem__(self, index):
-        if PLANT == "all" or (PLANT == "loader" and HERE):
+        if self.slow:
             # One worker's batch has to take longer than a step, whatever the others do.
             time.sleep((DELAY_S + WORK_S) / BATCH)
         length = random.Random(index * 31 + RANK).choice((10, 10, 10, 10, 110)) if PLANT == "lengths" else 50
@@ -95,19 +99,23 @@ def slow(state, bucket):  # noqa: ARG001 (DDP's signature)
     return future.then(late)
 
 
-data = Samples()
+data = Samples(slow=PLANT == "all" or (PLANT == "loader" and HERE))
 sampler = DistributedSampler(data, seed=RANK if PLANT == "lengths" else 0)
 loader = DataLoader(data, batch_size=BATCH, sampler=sampler, num_workers=1, collate_fn=collate)
 model = nn.parallel.DistributedDataParallel(Net().to(DEVICE))
 if PLANT == "comm":
     model.register_comm_hook(None, slow)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+more = Samples(slow=PLANT == "second_all" or (PLANT == "second" and HERE))
+second = iter(DataLoader(more, batch_size=BATCH, num_workers=1)) if PLANT.startswith("second") else None
 heap = [[] for _ in range(400_000 if PLANT == "gc" else 0)]
 for step, batch in enumerate(loader):
     loss = model(batch.to(DEVICE)).square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+    if second is not None:
+        next(second)
     if PLANT == "gc" and step % 4 == RANK % 4:
         gc.collect()
     if step == STEPS:

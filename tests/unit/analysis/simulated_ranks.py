@@ -33,6 +33,7 @@ class Job:
         skew: how much later than the first a rank leaves where all wait for all.
         accumulate: steps of which only the last one synchronizes.
         gc: collection of garbage before the forward pass; ``late_gc`` after the optimizer.
+        other: wait for another loader before the forward pass; ``late_other`` after the optimizer.
         noise: relative standard deviation of each stretch of work.
     """
 
@@ -53,6 +54,8 @@ class Job:
     elements: Callable[[int, int], int] | None = None
     gc: Amount = 0.0
     late_gc: Amount = 0.0
+    other: Amount = 0.0
+    late_other: Amount = 0.0
     skew: Amount = 0.0
     cuda: bool = False
     hidden: float = 0.0
@@ -96,7 +99,8 @@ class Job:
                 parts[rank]["y"].append(["buffers", arrive - begin[rank], now[rank] - begin[rank]])
         syncs = self.ranks > 1 and step % self.accumulate == self.accumulate - 1
         for rank in now:
-            self._collect(self.gc, rank, step, begin, now, parts)
+            self._spend("c", self.gc, rank, step, begin, now, parts)
+            self._spend("d", self.other, rank, step, begin, now, parts)
             now[rank] += self._draw(self.forward, rank, step)
             now[rank] += self._draw(self.backward, rank, step)
             if self.elements is not None:
@@ -109,14 +113,17 @@ class Job:
                 now[rank] += self._draw(self.optimizer, rank, step)
                 parts[rank]["o"] = now[rank] - begin[rank]
             now[rank] += self._draw(self.after, rank, step)
-            self._collect(self.late_gc, rank, step, begin, now, parts)
+            self._spend("c", self.late_gc, rank, step, begin, now, parts)
+            self._spend("d", self.late_other, rank, step, begin, now, parts)
         if self.call is not None:
             self._meet(step, "call", self.call, begin, now, parts)
 
-    def _collect(self, amount: Amount, rank: int, step: int, begin: dict, now: dict, parts: dict) -> None:
+    def _spend(
+        self, key: str, amount: Amount, rank: int, step: int, begin: dict, now: dict, parts: dict
+    ) -> None:
         seconds = self._amount(amount, rank, step)
         if seconds:
-            parts[rank].setdefault("c", []).extend([now[rank] - begin[rank], seconds])
+            parts[rank].setdefault(key, []).extend([now[rank] - begin[rank], seconds])
             now[rank] += seconds
 
     def _meet(self, step: int, kind: str, seconds: float, begin: dict, now: dict, parts: dict) -> None:

@@ -71,6 +71,18 @@ def test_the_work_in_an_interval_is_that_of_the_steps_it_reaches_over() -> None:
     assert (one.copy_s, one.gc_s) == (pytest.approx(0.001), pytest.approx(0.0005))
 
 
+def test_waits_for_another_loader_are_waits_of_the_interval_that_they_lie_in() -> None:
+    """After the optimizer: of the interval that ends in the next step."""
+    job = Job(wait=0.004, other=0.002, late_other=on(1, 0.03), steps=60)
+    for one in line_up(job.run(), 0, None, 2).rounds:
+        waits = {rank: sum(work.wait_s for work in works) for rank, works in one.works.items()}
+        assert waits == {0: pytest.approx(0.006), 1: pytest.approx(0.036)}
+        assert one.works[1][0].less(data=True, gc=False) == pytest.approx(0.019)
+        assert one.works[1][0].busy_s == pytest.approx(0.019)
+    called = line_up(Job(late_other=0.03, call=0.001, steps=60).run(), 0, None, 2).rounds
+    assert {round(one.works[0][0].wait_s, 9) for one in called} == {0.0, 0.03}  # in turns
+
+
 def test_two_barriers_a_step_make_two_rounds_a_step() -> None:
     found = line_up(Job(call=0.001, steps=60).run(), 0, None, 2)
     assert sum(one.steps for one in found.rounds) == len(found.measured) == 57

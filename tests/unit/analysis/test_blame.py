@@ -97,6 +97,18 @@ def test_one_rank_alone_is_short_of_data_or_healthy() -> None:
     assert classified(Job(ranks=1, wait=0.001)).kind == "healthy"
 
 
+@pytest.mark.parametrize("cuda", [False, True])
+@pytest.mark.parametrize("where", ["other", "late_other"])
+def test_waits_for_another_loader_of_the_step_are_waits_for_data(where: str, cuda: bool) -> None:
+    found = classified(Job(**{where: 0.03}, cuda=cuda, noise=0.1))
+    assert (found.kind, found.rank) == ("data", None)
+    found = classified(Job(**{where: on(1, 0.03)}, cuda=cuda, noise=0.1))
+    assert (found.kind, found.rank) == ("imbalance/input", 1)
+    assert "it waits 30 ms a step for its data, the others 0 ms" in found.evidence[0]
+    alone = classified(Job(ranks=1, **{where: 0.03}, cuda=cuda))
+    assert (alone.kind, alone.share) == ("data", pytest.approx(30 / 49))
+
+
 def test_loaders_that_are_equally_slow_are_no_single_ranks_fault() -> None:
     """One is slower by a hair: the other has its queue full, and waits for the slow one in every step."""
     made = on(1, 0.040, 0.039)

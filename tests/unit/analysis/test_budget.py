@@ -37,6 +37,8 @@ def random_job(seed: int, **fixed) -> Job:
         "after": draw.choice([0.0, 0.003]),
         "buffers": draw.choice([None, 0.0005]),
         "call": draw.choice([None, 0.001]),
+        "other": on(draw.randrange(ranks), draw.choice([0.0, 0.01]), 0.0, 3),
+        "late_other": draw.choice([0.0, 0.004]),
         "gc": on(0, draw.choice([0.0, 0.01]), 0.0, 7),
         "late_gc": on(ranks - 1, draw.choice([0.0, 0.01]), 0.0, 5),
         "accumulate": draw.choice([1, 1, 4]),
@@ -46,7 +48,9 @@ def random_job(seed: int, **fixed) -> Job:
 
 
 def test_planted_parts_come_back() -> None:
-    job = Job(wait=0.012, copy=0.002, comm=0.005, after=0.003, gc=0.001, steps=100)
+    job = Job(
+        wait=0.007, other=0.003, late_other=0.002, copy=0.002, comm=0.005, after=0.003, gc=0.001, steps=100
+    )
     for found in (budget(job).job, *budget(job).ranks.values()):
         assert found.step_s == pytest.approx(0.042)
         assert ms(found) == pytest.approx(

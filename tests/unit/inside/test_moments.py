@@ -134,6 +134,26 @@ def test_optimizers_that_step_inside_backward_show_the_device() -> None:
     assert all({"t", "s", "b", "o"} <= set(parts) for parts in found[1:])
 
 
+def test_waits_for_other_loaders_are_events_that_are_used_again(gpu: Gpu) -> None:
+    clock = clock_on(CudaMoments())
+
+    def other() -> None:
+        clock.other_asked()
+        clock.other_returned()
+
+    assert [len(parts.get("d", ())) for parts in train(clock, 3, between=other)] == [0, 2, 2]
+    train(clock, 3, between=other)
+    made = gpu.made
+    assert [parts["d"][1] for parts in train(clock, 3, between=other)] == [1.0] * 3  # a tick
+    assert gpu.made <= made + 1  # the end of the last step is kept
+    clock.returned((3,))
+    gpu.handles[0] = 8  # a prefetcher's: what the training's stream does meanwhile is not known
+    other()
+    gpu.handles[0] = 7
+    clock.begin()
+    assert [set(parts) for _, parts in clock.take()] == [{"t", "s"}]
+
+
 def test_edges_on_another_stream_say_nothing(gpu: Gpu) -> None:
     clock = clock_on(CudaMoments())
     train(clock, 2)

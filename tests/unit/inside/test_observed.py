@@ -96,6 +96,38 @@ def test_a_dataset_that_grows_stays_the_same_loader(observer: Observer) -> None:
     assert watch_of(iterated(observer, loader)) is first
 
 
+def test_of_loaders_that_train_in_turns_the_first_is_recorded(observer: Observer) -> None:
+    """Whichever is waited for longer: that differs between ranks."""
+    first, second = iterated(observer, DataLoader(Numbers(8))), iterated(observer, DataLoader(Numbers(4)))
+    for _ in range(5):
+        watch_of(second).wait_s = 100.0
+        next(first)
+        next(second)
+        observer.optimizer_steps += 1
+    assert observer._recorded == [watch_of(first)]
+
+
+class Counts:
+    """A meter of workers, each of which has made batches in so many seconds."""
+
+    def __init__(self, *made: tuple[int, float]) -> None:
+        self.made = made
+
+    def read(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(batches=batches, fetch_s=seconds) for batches, seconds in self.made]
+
+
+def test_what_a_loader_s_workers_need_is_of_all_its_iterations(observer: Observer) -> None:
+    watch = watch_of(iterated(observer, DataLoader(Numbers())))
+    assert watch.summary()["supply_s"] is None  # no workers
+    first = Counts((2, 0.2), (2, 0.8))
+    watch.count_in(first)
+    watch.count_in(first)  # workers that persist
+    assert watch.supply_s == pytest.approx(0.4 / 2)
+    watch.count_in(Counts((6, 0.6), (6, 0.8), (0, 0.0)))
+    assert watch.summary()["supply_s"] == pytest.approx(0.2 / 2)
+
+
 def test_early_steps_are_not_lost(observer: Observer, tmp_path: Path) -> None:
     """With gradients that are accumulated over many batches, it takes long until a loader trains."""
     iterator = iterated(observer, DataLoader(Numbers()))

@@ -55,6 +55,8 @@ def tell_all(clock: StepClock) -> None:
     clock.waited("call", 0.0)
     clock.copy_begins()
     clock.collection_ends(clock.collection_begins())
+    clock.other_asked()
+    clock.other_returned()
     clock.backward_ends()
     clock.optimizer_stepped(None)
 
@@ -116,7 +118,7 @@ def test_of_steps_that_rest_there_is_a_row_in_its_place(clock) -> None:
     found = clock.take()
     assert [row for row, _ in found] == [(0,), (1,), (2,), (3,)]
     assert [parts is None for _, parts in found] == [False, True, True, False]
-    assert clock.moments.now == 14.0  # two of each of three steps, the end of one, seven of training
+    assert clock.moments.now == 16.0  # two of each of three steps, the end of one, nine of training
 
 
 def test_steps_are_worth_taking_in_bulk(clock) -> None:
@@ -199,6 +201,8 @@ def test_without_a_step_nothing_is_taken_down(clock) -> None:
     clock.copy_begins()
     clock.copy_ends()
     clock.collection_ends(clock.collection_begins())
+    clock.other_asked()
+    clock.other_returned()
     assert clock.bucket_ready(3) is None
     assert clock.take(at_end=True) == []
 
@@ -246,6 +250,57 @@ def test_short_collections_are_added_to_the_one_before_and_many_take_no_more_roo
     assert len(parts["c"]) == 2 * 8
     assert parts["c"][1] == pytest.approx(0.5008)
     assert sum(parts["c"][1::2]) == pytest.approx(0.5008 + 20 * 0.25)
+
+
+def test_waits_for_other_loaders_are_kept_one_by_one(clock) -> None:
+    clock.begin()  # 1
+    clock.other_asked()  # by a dataset, for its part of the batch
+    clock.other_returned()
+    clock.returned((0,))  # 2
+    for _ in range(2):
+        clock.other_asked()  # 3, 5
+        assert clock.collection_begins() is None  # part of the wait
+        clock.other_returned()  # 4, 6
+    assert clock.collection_begins() == 7.0
+    clock.other_returned()  # that was not asked
+    a_step(clock, 1)
+    assert clock.take() == [((0,), {"d": [2.0, 1.0, 4.0, 1.0]})]
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_many_waits_for_other_loaders_take_no_more_room(clock, device: bool) -> None:
+    clock.moments.device = device
+    a_step(clock, 0)
+    for _ in range(100):
+        clock.other_asked()
+        clock.other_returned()
+    a_step(clock, 1)
+    ((_, parts),) = clock.take()
+    assert len(parts["d"]) == 2 * 8
+    assert sum(parts["d"][1::2]) == (8.0 if device else 100.0)  # spans of a device cannot be added up
+
+
+def test_a_wait_for_another_loader_between_two_copies_is_no_copy(clock) -> None:
+    a_step(clock, 0)
+    for _ in range(2):
+        clock.copy_begins()  # 3
+        clock.copy_ends()  # 4, 7
+        clock.other_asked()  # 5, 8
+        clock.other_returned()  # 6, 9
+    a_step(clock, 1)
+    ((_, parts),) = clock.take()
+    assert parts == {"h": 3.0, "d": [4.0, 1.0, 7.0, 1.0]}
+
+
+def test_another_thread_s_wait_for_a_loader_is_not_this_step_s(clock) -> None:
+    a_step(clock, 0)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(clock.other_asked).result()
+        clock.other_asked()
+        pool.submit(clock.other_returned).result()
+    clock.other_returned()
+    a_step(clock, 1)
+    assert clock.take() == [((0,), {"d": [2.0, 1.0]})]
 
 
 def test_another_thread_s_work_is_not_this_step_s(tapped) -> None:

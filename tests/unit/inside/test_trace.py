@@ -331,6 +331,51 @@ def test_an_evaluation_and_a_save_are_pauses(watched: Watched, tmp_path: Path) -
     assert tags == {7: "eval", 9: "save"}
 
 
+def test_waits_for_a_second_loader_lie_in_the_steps(watched: Watched) -> None:
+    training, taken = Training(), []
+    other = iter(DataLoader(Rows(96), batch_size=4))
+
+    def more() -> None:
+        begun = time.monotonic()
+        next(other)
+        taken.append(time.monotonic() - begun)
+
+    training.epochs(DataLoader(Rows(), batch_size=4), also=more)
+    found = {row[0]: row[5]["d"] for row in watched.rows() if len(row) > 5}
+    assert len(found) >= 8
+    for number, (begin, seconds) in found.items():
+        assert begin > 0
+        assert 4 * SLEEP_S <= seconds <= taken[number] + 1e-6
+    (told,) = watched.about()["others"]
+    assert (told["trains"], told["batches"], told["supply_s"]) == (True, 12, None)
+
+
+def test_the_end_of_a_second_loader_ends_the_wait(watched: Watched) -> None:
+    training, loader, ends = Training(), DataLoader(Rows(8, torch.clone), batch_size=4), []
+    others = [iter(loader)]
+
+    def more() -> None:
+        try:
+            next(others[-1])
+        except StopIteration:
+            ends.append(len(others))
+            others.append(iter(loader))
+        gc.collect()  # outside of every wait
+
+    training.epochs(DataLoader(Rows(96), batch_size=4), also=more)
+    rows = [row[5] for row in watched.rows() if len(row) > 5]
+    assert len(ends) == 8
+    assert sum("d" in parts for parts in rows) == len(rows) >= 18
+    assert all("c" in parts for parts in rows)
+
+
+def test_batches_of_an_evaluation_are_no_waits_of_a_step(watched: Watched) -> None:
+    training, loader = Training(), DataLoader(Rows(8), batch_size=4)
+    training.epochs(DataLoader(Rows(), batch_size=4), also=lambda: list(loader))
+    assert len(watched.parts()) >= 8
+    assert not any("d" in parts for parts in watched.parts())
+
+
 def test_elements_of_uneven_batches_are_counted(watched: Watched) -> None:
     def padded(rows: list[torch.Tensor]) -> torch.Tensor:
         return torch.stack([nn.functional.pad(row, (0, int(rows[0][0]))) for row in rows])
@@ -466,8 +511,10 @@ def test_a_clock_that_fails_ends_the_recording_and_no_training(
     watched.buckets.everywhere = name.startswith("bucket")
     unseen = torch.autograd.backward
     training, steps = Training(ddp=True), []
+    other = iter(DataLoader(Rows(), batch_size=4))
 
     def also() -> None:
+        next(other)
         unseen(training.model(torch.ones(4, 6)).sum())
         steps.append(dist.all_reduce(torch.ones(1)))
         if len(steps) == 6:
