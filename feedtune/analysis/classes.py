@@ -11,6 +11,7 @@ from feedtune.analysis.align import Timeline
 from feedtune.analysis.blame import Loss, Losses, find_losses
 from feedtune.analysis.budget import FLAGS, TrainingBudget
 from feedtune.analysis.policy import POLICY
+from feedtune.analysis.steps import PAUSES, Figures
 
 _PART = {
     "data": "data_wait_s",
@@ -98,6 +99,22 @@ def classify(
         losses.found,
         losses.lone,
     )
+
+
+def tell_pauses(job: Figures, ranks: Mapping[int, Figures]) -> tuple[str, ...]:
+    """What keeps coming between the steps, where that takes long; the class is that of the steps."""
+    pauses = sorted(job.pauses.items(), key=lambda one: -one[1])
+    share = sum(job.pauses.values()) / job.seconds if job.seconds > 0 else 0.0
+    if share < POLICY.material:
+        return ()
+    told = []
+    for tag, seconds in pauses:
+        if seconds < POLICY.pause * job.seconds:
+            continue
+        by = [rank for rank, one in ranks.items() if one.pauses.get(tag, 0.0) >= seconds / 2]
+        alone = f", rank {by[0]} alone" if len(by) == 1 < len(ranks) else ""
+        told.append(f"{PAUSES.get(tag, 'first batches')} {seconds / job.seconds:.0%}{alone}")
+    return (f"Between these steps {share:.0%} of the time passes with something else: {', '.join(told)}.",)
 
 
 def _least(one: Loss) -> float:

@@ -32,6 +32,7 @@ class Policy:
         rho: rank correlation between elements and work that makes late ranks a matter of lengths [3].
         inconsistent: parts that exceed the step by more than this share of it contradict each other [3].
         slow_worker: mean fetch time against the median of the others from which a worker is slow [3].
+        pause: share of the time from which something that keeps coming between the steps is listed.
         lone_step: what comes once in 50 steps, so many times as long as the next longest, decides no class.
     """
 
@@ -56,6 +57,7 @@ class Policy:
     rho: float = 0.6
     inconsistent: float = 0.01
     slow_worker: float = 1.3
+    pause: float = 0.02
     lone_step: float = 5.0
 
 

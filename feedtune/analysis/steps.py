@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 from feedtune.analysis.blocks import MIN_PERIODS, clean_stretches
 from feedtune.analysis.pacing import warmup_steps
 
+PAUSES = {"eval": "evaluation", "save": "saves", "epoch": "between epochs", "restart": "change of loader"}
+
 
 class StepSeen(NamedTuple):
     """One step of one rank, from that rank's clock.
@@ -88,6 +90,13 @@ class Figures:
     excluded: dict[str, Counted] = field(default_factory=dict)
 
     @property
+    def pauses(self) -> dict[str, float]:
+        """Seconds of what keeps coming between the steps: pauses by tag, ``first`` batches but for one."""
+        found = {tag: counted.seconds for tag, counted in self.excluded.items()}
+        again = self.first.seconds * (1 - 1 / self.first.count) if self.first.count else 0.0
+        return {**found, "first": again}
+
+    @property
     def rate(self) -> float | None:
         """Steps a second, pauses and first batches left out."""
         return self.measured_steps / self.measured_s if self.measured_s > 0 else None
@@ -151,25 +160,33 @@ def choose_steps(ranks: Mapping[int, Sequence[StepSeen]], workers: int, prefetch
 
 
 def measure_steps(
-    ranks: Mapping[int, Sequence[StepSeen]], workers: int, prefetch: int | None, loop_waits: bool = True
+    ranks: Mapping[int, Sequence[StepSeen]],
+    workers: int,
+    prefetch: int | None,
+    loop_waits: bool = True,
+    only: int | None = None,
 ) -> Figures:
-    """What one rank, or a job of several, did; a step of a job takes as long as on its slowest rank.
+    """What a job of several ranks did, or one of them; a step of a job takes as long as on its slowest rank.
 
     Args:
         ranks: steps of every rank, in order.
         workers: of each rank's loader.
         prefetch: its ``prefetch_factor``.
         loop_waits: whether ``next()`` was called by the loop itself; a prefetching thread waits for others.
+        only: figures of this rank; measured are the job's steps, since others wait while one has a pause.
     """
     chosen = choose_steps(ranks, workers, prefetch)
+    several = only is None
+    ranks = ranks if only is None else {only: ranks[only]}
+    timed = [chosen.ranks[rank] for rank in ranks]
     seconds = max(
         sum(records[end].enter_s - records[begin].enter_s for begin, end in chosen.stretches)
-        for records in chosen.ranks.values()
+        for records in timed
     )
     steps = chosen.measured
-    waits = [max(records[step].wait_s for records in chosen.ranks.values()) for step in steps]
+    waits = [max(records[step].wait_s for records in timed) for step in steps]
     return Figures(
-        steps=len(chosen.steps),
+        steps=len(chosen.steps) if several else max(len(records) for records in ranks.values()),
         seconds=max(records[-1].return_s - records[0].enter_s for records in ranks.values()),
         measured_steps=len(steps),
         measured_s=seconds,

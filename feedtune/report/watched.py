@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from feedtune.analysis.steps import PAUSES
 from feedtune.report.budget import budget_table, ceiling_lines, finding_lines, notes, worker_lines
 from shard_tools.units import format_count, format_seconds
-
-_EXCLUDED = {"eval": "evaluation", "save": "saves", "epoch": "between epochs", "restart": "change of loader"}
 
 
 def print_run(document: dict[str, Any], to_stderr: bool = False) -> None:
@@ -85,7 +84,7 @@ def _table(training: dict[str, Any]) -> Any:
 def _apart(job: dict[str, Any]) -> list[str]:
     """What is not in the rates."""
     parts = [("first batches", job["first"])]
-    parts += [(_EXCLUDED[tag], counted) for tag, counted in job["excluded"].items()]
+    parts += [(PAUSES[tag], counted) for tag, counted in job["excluded"].items()]
     said = ", ".join(
         f"{name} {format_seconds(counted['seconds'])} ({counted['count']}x)"
         for name, counted in parts

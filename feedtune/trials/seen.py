@@ -12,7 +12,7 @@ from typing import Any
 
 from feedtune.analysis.align import line_up
 from feedtune.analysis.budget import measure_budget
-from feedtune.analysis.classes import classify
+from feedtune.analysis.classes import classify, tell_pauses
 from feedtune.analysis.steps import StepSeen, measure_steps
 from feedtune.analysis.workers import Line, WorkersSeen, measure_queue, measure_workers
 from feedtune.inside.linefiles import LineFile
@@ -132,17 +132,23 @@ def training(number: int, ranks: Mapping[int, RankSeen]) -> dict[str, Any]:
     supply = {rank: seconds for rank, seconds in needed.items() if seconds is not None}
     queues = {rank: measure_queue(seen.records) for rank, seen in ranks.items()}
     empty = {rank: queue.empty_share for rank, queue in queues.items() if queue is not None}
+    figures = {
+        rank: measure_steps(records, *shape, seen.loop_waits, only=rank) for rank, seen in ranks.items()
+    }
+    job = measure_steps(records, *shape, loop_waits)
+    finding = classify(timeline, budget, supply, empty).as_dict()
+    finding["evidence"] += tell_pauses(job, figures)
     return {
         "number": number,
         "world_size": world,
         "loader": loader,
         "job": {
-            **measure_steps(records, *shape, loop_waits).as_dict(),
+            **job.as_dict(),
             "budget": budget.job.as_dict(),
             "left_out": budget.left_out,
             "data_at_least_s": budget.data_at_least_s,
         },
-        "finding": classify(timeline, budget, supply, empty).as_dict(),
+        "finding": finding,
         "ranks": [
             {
                 **{name: seen.about[name] for name in _TOLD},
@@ -150,7 +156,7 @@ def training(number: int, ranks: Mapping[int, RankSeen]) -> dict[str, Any]:
                 "detailed": sum(one.parts is not None for one in seen.records),
                 "dropped": seen.about.get("dropped"),
                 "others": seen.about.get("others"),
-                **measure_steps({rank: seen.records}, *shape, seen.loop_waits).as_dict(),
+                **figures[rank].as_dict(),
                 "budget": budget.ranks[rank].as_dict(),
                 "queue": None if (queue := queues[rank]) is None else queue.as_dict(),
                 "pinned": {"batches": seen.about["pin_s"][0], "seconds": seen.about["pin_s"][1]},

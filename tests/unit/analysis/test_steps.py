@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from feedtune.analysis.classes import tell_pauses
 from feedtune.analysis.steps import Counted, StepSeen, measure_steps
 
 
@@ -125,6 +126,27 @@ def test_a_pause_of_one_rank_is_one_of_the_job() -> None:
     found = measure_steps({0: saves, 1: waits}, 0, None)
     assert found.rate == pytest.approx(1.0)
     assert found.excluded == {"save": Counted(1, pytest.approx(9.0))}
+    waiting = measure_steps({0: saves, 1: waits}, 0, None, only=1)
+    assert waiting.rate == pytest.approx(1.0)
+    assert waiting.steps == 60
+    assert waiting.excluded == {}
+
+
+def told(ranks: dict) -> str:
+    figures = {rank: measure_steps(ranks, 0, None, only=rank) for rank in ranks}
+    return " ".join(tell_pauses(measure_steps(ranks, 0, None), figures))
+
+
+def test_pauses_that_take_much_of_the_time_are_told_with_the_rank_that_has_them() -> None:
+    saves = steps(60, tags=dict.fromkeys((20, 30, 40), ("save", 9.0)))
+    waits = [one._replace(tag=None) for one in saves]
+    assert told({0: saves}) == "Between these steps 31% of the time passes with something else: saves 31%."
+    assert "saves 31%, rank 0 alone." in told({0: saves, 1: waits})
+    assert "saves 31%." in told({0: saves, 1: saves})
+    assert told({0: steps(60, tags={30: ("save", 3.0)})}) == ""
+    assert told({0: steps(60, first_s=50.0)}) == ""  # the one that every training has
+    epochs = steps(60, tags=dict.fromkeys((20, 30, 40), ("epoch", 0.0)), first_s=9.0)
+    assert "first batches" in told({0: epochs})
 
 
 def test_ranks_that_ended_at_different_steps_are_measured_where_all_are() -> None:
