@@ -86,7 +86,7 @@ class RunDir:
         """Write one document whole: temporary name, fsync, rename."""
         target = self.path / name
         temporary = target.with_name(f".{name}.tmp")
-        with open(temporary, "w", encoding="utf-8") as file:
+        with open(temporary, "w", encoding="utf-8", opener=_private) as file:
             json.dump(document, file, indent=2)
             file.write("\n")
             file.flush()
@@ -95,7 +95,7 @@ class RunDir:
 
     def append_json(self, name: str, document: dict[str, Any]) -> None:
         """Append one line to a ``.jsonl`` file."""
-        with open(self.path / name, "a", encoding="utf-8") as file:
+        with open(self.path / name, "a", encoding="utf-8", opener=_private) as file:
             file.write(json.dumps(document) + "\n")
 
     def read_steps(self, rank: int, offset: int) -> tuple[list[list[Any]], int]:
@@ -108,6 +108,11 @@ class RunDir:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]  # a killed rank can leave half a line
         return [json.loads(line) for line in whole.splitlines()], offset + len(whole)
+
+
+def _private(path: str, flags: int) -> int:
+    """An opener: a folder that is named by --out may be open to others, what a run writes there is not."""
+    return os.open(path, flags, 0o600)
 
 
 def read_result(run: Path) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Search:
     """
 
     def __init__(self, journal: Path, space: Space, own: LoaderSettings, seed: int = 0) -> None:
+        journal.touch(mode=0o600)  # Optuna would let others read it
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.space = space
         self.own = own

@@ -74,7 +74,7 @@ class ReadingsFile:
     """Appends whole lines, one write a tick; counts what could not be written."""
 
     def __init__(self, path: Path) -> None:
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self.bytes = os.fstat(self._handle).st_size
         # A sampler that was killed can have left half a line; ours must not go on with it.
         last = os.pread(self._handle, 1, self.bytes - 1) if self.bytes else b"\n"

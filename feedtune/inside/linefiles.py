@@ -76,8 +76,13 @@ class LineFile:
         return True
 
 
+def private(path: str, flags: int) -> int:
+    """An opener: what is written to the run folder is its user's alone."""
+    return os.open(path, flags, 0o600)
+
+
 def _append(path: str, flags: int, data: bytes) -> None:
-    target = os.open(path, flags, 0o600)
+    target = private(path, flags)
     try:
         size = os.fstat(target).st_size
         try:

@@ -23,6 +23,7 @@ from .client import Client, ControlLost
 from .ddp import BUCKETS
 from .exits import ending_error, exit_code, flush, remember_exit
 from .feed import Feed
+from .linefiles import private
 from .replay import Cache, Player, measure
 from .swap import Source
 from .trace import Trace
@@ -306,7 +307,7 @@ class Machine:
                 row.append(block.parts.get(row[1]))
         lines = (json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
         try:
-            with open(self._path, "a") as file:
+            with open(self._path, "a", opener=private) as file:
                 file.writelines(lines)
         except OSError as error:
             text = error.strerror or str(error)

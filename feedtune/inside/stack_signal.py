@@ -9,6 +9,8 @@ import signal
 from collections.abc import Iterable
 from typing import Any
 
+from .linefiles import private
+
 SIGNAL = signal.SIGRTMIN + 11  # the same number stands in feedtune/beside/stacks.py
 _file: Any = None  # faulthandler keeps the descriptor only
 
@@ -19,7 +21,8 @@ def arm(folder: str) -> None:
     if signal.getsignal(SIGNAL) is not signal.SIG_DFL:  # it knows no handler of faulthandler's own
         return
     try:
-        file = open(os.path.join(folder, f"stack.{os.getpid()}"), "w")  # noqa: SIM115 (stays open)
+        path = os.path.join(folder, f"stack.{os.getpid()}")
+        file = open(path, "w", opener=private)  # noqa: SIM115 (stays open)
     except OSError:
         return  # only the words in an error message are lost
     faulthandler.register(SIGNAL, file=file, all_threads=False)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Union
 
+from .linefiles import private
 from .recordpipe import MOST_LINE, RecordFiles, RecordPipe, reach
 from .stepline import FullRow, Row, encode, step_line
 
@@ -60,7 +61,7 @@ class StepFile:
     def describe(self, about: dict[str, Any]) -> None:
         """Write who this rank is; a later call replaces it."""
         temporary = f"{self._about}.tmp"
-        with open(temporary, "w") as file:
+        with open(temporary, "w", opener=private) as file:
             json.dump(about, file, default=str)
         os.replace(temporary, self._about)
 

@@ -22,6 +22,9 @@ SECRET = "s3cr3t"
 def test_a_new_folder_is_the_users_alone(tmp_path) -> None:
     run = RunDir(tmp_path / "deep" / "run")
     assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
+    run.write_json("run.json", {})
+    run.append_json("blocks.jsonl", {})
+    assert [stat.S_IMODE(path.stat().st_mode) for path in run.path.iterdir()] == [0o600, 0o600]
 
 
 def test_an_empty_folder_is_taken_and_another_run_is_not(tmp_path) -> None:

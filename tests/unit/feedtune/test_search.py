@@ -77,6 +77,7 @@ def test_every_trial_stands_in_the_journal(tmp_path) -> None:
     from optuna.storages.journal import JournalFileBackend
 
     journal = tmp_path / "study.journal"
+    assert journal.stat().st_mode & 0o777 == 0o600
     study = optuna.load_study(study_name="feedtune", storage=JournalStorage(JournalFileBackend(str(journal))))
     done = [t for t in study.trials if t.value is not None]
     assert [t.value for t in done] == [rate for rate in search.rates.values() if rate]
