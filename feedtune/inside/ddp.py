@@ -23,6 +23,10 @@ from .quiet import Quiet
 from .stepclock import StepClock
 
 _SETTLES_S = 0.5
+_COMPILED = (
+    "DDP's forward pass runs inside compiled code, where none of its waits can be seen; they can where the "
+    "model is compiled before DDP gets it: DDP(torch.compile(model))"
+)
 
 
 class Buckets:
@@ -30,25 +34,31 @@ class Buckets:
 
     Attributes:
         hook: ``own`` or ``user``: whose communication hook is timed; ``gradients``: these are; or ``none``.
-        why: why gradients cannot be seen; ``None`` where they can.
         models: the DDP models that have run forward in training, and are alive.
         trained: how many there were.
         quiet: what fails here is told to it, and not to the script.
         everywhere: hosts get a communication hook, too.
+        compiled: a model has trained inside compiled code.
     """
 
     def __init__(self) -> None:
         self.clock: Optional[StepClock] = None
         self.quiet = Quiet()
         self.hook = "none"
-        self.why: Optional[str] = None
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()
         self.trained = 0
         self.everywhere = False
+        self.compiled = False
+        self._why: Optional[str] = None
         self._builtin: weakref.WeakSet[Any] = weakref.WeakSet()  # reducers with a hook of DDP's
         self._hooks: weakref.WeakKeyDictionary[Any, TimedHook] = weakref.WeakKeyDictionary()  # of reducers
         self._register: Any = None  # torch's own
         self._under_way: deque[weakref.ref[Any]] = deque(maxlen=256)  # what futures will call
+
+    @property
+    def why(self) -> Optional[str]:
+        """Why gradients cannot be seen; ``None`` where they can."""
+        return _COMPILED if self.compiled else self._why
 
     def patch(self, module: Any) -> None:
         """Wrap what the DDP class in ``module`` calls; the class object stays the same."""
@@ -76,6 +86,7 @@ class Buckets:
             import torch
 
             if torch.compiler.is_compiling():
+                self._in_compiled(model)
                 return prepare(model, *inputs, **kwargs)
             self.quiet(self._before_forward, model)
             return prepare(model, *inputs, **kwargs)
@@ -133,6 +144,13 @@ class Buckets:
             self._hooks[reducer] = timed
         self.hook = "user"
 
+    def _in_compiled(self, model: Any) -> None:
+        """Becomes part of the compiled code: one store, and no guard of its own."""
+        import torch
+
+        if model.training and torch.is_grad_enabled():
+            self.compiled = True
+
     def _before_forward(self, model: Any) -> None:
         """The model runs: if it trains and has no hook, time its gradients, or buckets with one of ours."""
         import torch
@@ -152,7 +170,7 @@ class Buckets:
             self._watch_gradients(model)
         if why is None and self.hook == "none":
             self.hook = how
-        self.why = self.why or why
+        self._why = self._why or why
 
     def _add_hook(self, model: Any) -> Optional[str]:
         """Time its buckets with a communication hook of ours; why not, where that cannot be."""

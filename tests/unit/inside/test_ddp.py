@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel, distributed
 
@@ -348,6 +349,20 @@ def test_a_clock_that_fails_changes_nothing(buckets, monkeypatch, method: str, o
     assert [str(error) for error in told] == [method]
     again = model()
     assert all(map(torch.equal, found, backward(again)))
+
+
+def test_a_model_in_compiled_code_is_told_and_compiled_once(buckets) -> None:
+    counter = CompileCounter()
+    ddp = torch.compile(DistributedDataParallel(nn.Linear(4, 4)), backend=counter)
+    ddp.eval()(torch.ones(2, 4))
+    assert buckets.why is None
+    ddp.train()
+    for number in range(4):
+        if number == 1:
+            frames = counter.frame_count
+        backward(ddp)
+    assert "compiled code" in buckets.why
+    assert counter.frame_count == frames
 
 
 def test_a_model_that_cannot_be_looked_at_trains(buckets, monkeypatch) -> None:
