@@ -212,7 +212,7 @@ class Observer(Runtime):
             "cuda": torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]  # torch's own gap
             "own_thread": self.trace.clock.thread in (None, threading.get_ident()),
             "missed": self._training.batches - len(self._training.early),
-            "loader": lasting(self._training.about),
+            "loader": {**lasting(self._training.about), "trained": self.optimizer_steps > 0},
         }
         self.trace.limit = self.config.get("steps")
         self.trace.claim(file)
@@ -246,6 +246,8 @@ class Observer(Runtime):
         others = [watch.summary() for watch in self._all() if watch not in self._recorded]
         self._safely(self.trace.finish)
         self._safely(write)
+        # The first step can come late, where gradients of many batches are added up.
+        self._about["loader"]["trained"] = self.optimizer_steps > 0
         about = {**self._about, **self.trace.about(), "dropped": file.dropped, "others": others}
         self._safely(file.describe, about)
 

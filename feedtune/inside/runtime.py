@@ -14,7 +14,7 @@ from .client import Client
 from .identity import Watch, batch_size_of, shape_of
 from .machine import Machine
 from .probe import can_be_imported, start_method
-from .signs import mark, note
+from .signs import BATCHES_WITHOUT_OPTIMIZER, mark, note
 from .site import identity_of
 from .stack_signal import arm
 from .trace import Trace
@@ -24,8 +24,6 @@ from .watched import Watched
 # The loader that trains is the one between whose batches optimizer steps fall; one such step could be
 # a leftover of a loop before, two in a row are not.
 STEPS_TO_TRUST = 2
-# With no optimizer step after so many batches, the loader with most batches is taken, said openly.
-_BATCHES_WITHOUT_OPTIMIZER = 200
 
 
 class Runtime:
@@ -81,6 +79,8 @@ class Runtime:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         def stepped(*_: Any) -> None:
+            if not self.optimizer_steps:
+                mark(self.config["folder"], "stepped")
             self.optimizer_steps += 1
 
         register_optimizer_step_post_hook(stepped)
@@ -145,7 +145,7 @@ class Runtime:
             return True
         return (
             self.optimizer_steps == 0
-            and watch.batches >= _BATCHES_WITHOUT_OPTIMIZER
+            and watch.batches >= BATCHES_WITHOUT_OPTIMIZER
             and watch.batches == max(other.batches for other in self._watches.values())
         )
 

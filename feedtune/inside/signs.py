@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 
+# With no optimizer step after so many batches, the loader with most batches is taken, said openly.
+BATCHES_WITHOUT_OPTIMIZER = 200
+
 
 def mark(folder: str, name: str) -> None:
     """Leave a sign of how far any process of the command came, for the driver's error messages."""

@@ -32,7 +32,8 @@ def print_run(document: dict[str, Any], to_stderr: bool = False) -> None:
         console.print()
         console.print(budget_table(training))
         console.print(_table(training))
-        lines = [*_apart(training["job"]), *_others(training), *worker_lines(training), *notes(training)]
+        lines = [*_apart(training["job"]), *_others(training), *worker_lines(training)]
+        lines += [*_guessed(training["loader"]), *notes(training)]
         for line in lines:
             console.print(escape(line), soft_wrap=True)
         console.print()
@@ -98,6 +99,15 @@ def _apart(job: dict[str, Any]) -> list[str]:
             "too few steps between pauses for the workers' queue to turn over: full queues flatter the rate"
         )
     return found
+
+
+def _guessed(loader: dict[str, Any]) -> list[str]:
+    """That nothing but its batches tells that it is the training loader."""
+    if loader.get("trained", True):
+        return []
+    return [
+        "note: no torch optimizer was seen to step: the loader with most batches is taken for the training's"
+    ]
 
 
 def _others(training: dict[str, Any]) -> list[str]:

@@ -83,7 +83,7 @@ class CeilingRun(LiveRun):
                 "own_thread": True,
                 "missed": 0,
                 "dropped": 0,
-                "loader": lasting(hello["loader"]),
+                "loader": {**lasting(hello["loader"]), "trained": hello["loader"]["trained"]},
                 **end["trace"],
             }
             records = [StepSeen(r.step, r.enter_s, r.return_s, r.tag, None, r.parts) for r in block.records]

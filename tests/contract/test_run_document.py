@@ -108,6 +108,14 @@ def test_one_process_says_nothing_of_ddp(tmp_path: Path, capsys) -> None:
     assert "job" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_loader_that_was_taken_for_its_batches_is_told(tmp_path: Path, capsys, trained: bool) -> None:
+    write_rank(tmp_path, 0, 60, world=1, loader={**LOADER, "trained": trained})
+    print_run(document(tmp_path))
+    out = capsys.readouterr().out
+    assert ("note: no torch optimizer was seen to step: the loader with most batches" in out) != trained
+
+
 @pytest.mark.parametrize(("seconds", "said"), [(0.125, "at a rate timed once"), (None, "could not be timed")])
 def test_copies_that_were_not_seen_are_told_by_their_bytes(tmp_path: Path, capsys, seconds, said) -> None:
     copies = {"bytes": 1 << 20, "pinned": True, "seconds": seconds}

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from feedtune.inside.identity import shape_of
 from feedtune.inside.light import EARLY
 from feedtune.inside.observed import Observer
+from feedtune.inside.signs import BATCHES_WITHOUT_OPTIMIZER
 from feedtune.inside.stepfile import StepFile
 
 
@@ -154,6 +155,19 @@ def test_the_memory_of_early_steps_is_bounded_and_the_rest_is_counted(
     assert len(lines(tmp_path)) == EARLY
     (watch,) = observer._all()
     assert not watch.early
+
+
+def test_a_loader_that_is_taken_for_its_batches_alone_is_told_so(observer: Observer, tmp_path: Path) -> None:
+    def told() -> bool:
+        return json.loads((tmp_path / "rank0.json").read_text())["loader"]["trained"]
+
+    iterator = iterated(observer, DataLoader(Numbers()))
+    for _ in range(BATCHES_WITHOUT_OPTIMIZER + 1):
+        next(iterator)
+    assert told() is False
+    trained(observer, iterator, 1)  # its first step comes late
+    observer._at_exit()
+    assert told() is True
 
 
 def test_a_limit_inside_the_early_steps(observer: Observer, tmp_path: Path) -> None:
