@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Optional
 
@@ -32,14 +31,13 @@ def apply(
 
     Example: feedtune apply ~/.local/state/feedtune/runs/20260101-120000-train -- python train.py
     """
+    from feedtune.cli.behind import check_behind
     from feedtune.launch.foreground import RESET, cannot_start, find_program
     from feedtune.trials.apply import environment, paste, read_tuned, to_say
     from shard_tools.console import say
-    from shard_tools.errors import BadInput
 
     words = command or []
-    if words and "--" not in sys.argv:
-        raise BadInput("the command has to stand behind --", "feedtune apply RUN -- python train.py")
+    check_behind(words, "feedtune apply RUN -- python train.py")
     if show:
         print(paste(read_tuned(run), words))
         return

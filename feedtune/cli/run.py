@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Optional
 
 import typer
+
+from feedtune.cli.behind import SETTINGS, check_behind
 
 _BLOCK_S = 3.0  # measured seconds of a block with --ceiling
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
-    app.command("run")(run)
+    app.command("run", context_settings=SETTINGS)(run)
 
 
 def run(
@@ -53,13 +54,13 @@ def run(
 
     Example: feedtune run -- torchrun --nproc_per_node=4 train.py --epochs 90
     """
+    from feedtune.launch.foreground import Foreground
     from feedtune.report.watched import print_run
     from feedtune.trials.observe import RunOptions, observe
     from shard_tools.console import print_json, say
     from shard_tools.errors import BadInput
 
-    if command and "--" not in sys.argv:
-        raise BadInput("the command has to stand behind --", "feedtune run -- python train.py")
+    check_behind(command, "feedtune run -- python train.py")
     if ceiling:
         from feedtune.trials.ceiling import run_with_ceiling
         from feedtune.trials.options import TuneOptions, existing_folders
@@ -69,7 +70,8 @@ def run(
     elif writable:
         raise BadInput("--writable goes with --ceiling", "without it everything that CMD writes is written")
     else:
-        document = observe(RunOptions(command or [], out, steps, keep_stdout=as_json), say)
+        # It is never left: feedtune ends with its command's code, whatever signals come meanwhile.
+        document = observe(RunOptions(command or [], out, steps, keep_stdout=as_json), say, Foreground())
     if as_json:
         print_json(document)
     else:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any, Optional
 
 import typer
+
+from feedtune.cli.behind import SETTINGS, check_behind
 
 PRESET_KEYS = {"budget": float, "trials": int, "pairs": int, "block_seconds": float, "max_workers": int}
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
-    app.command("tune", context_settings={"ignore_unknown_options": False})(tune)
+    app.command("tune", context_settings=SETTINGS)(tune)
 
 
 def tune(
@@ -139,8 +140,7 @@ def _command(
             "--data and a command exclude each other", f"one of: {example}; feedtune tune --data DIR"
         )
     if command:
-        if "--" not in sys.argv:
-            raise BadInput("the command has to stand behind --", example)
+        check_behind(command, example)
         return command
     if data is None:
         raise BadInput("no command to tune", f"put it behind --: {example}")

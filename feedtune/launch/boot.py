@@ -98,7 +98,7 @@ class BootFolder:
         return {**base, "PYTHONPATH": path}
 
     def seen(self) -> set[str]:
-        """How far any process of the command came: python, torch, loader, iterated, error."""
+        """How far any process of the command came: python, torch, loader, iterated, stepped, error."""
         self.keep_signs()
         return set(self._signs)
 

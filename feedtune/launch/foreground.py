@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -28,9 +29,15 @@ def find_program(command: Sequence[str], example: str) -> str:
     Raises:
         BadInput: no command, or no program of that name that can be executed.
     """
-    if not command:
-        raise BadInput("no command to start", f"put it behind --: {example}")
+    if not command or not command[0].strip():
+        what = "the command's first word is empty" if command else "no command to start"
+        raise BadInput(what, f"put it behind --: {example}")
     program = shutil.which(command[0])
+    if program is None and len(command) == 1 and len(command[0].split()) > 1:
+        raise BadInput(
+            f"{command[0]}: no such program: this is one word",
+            f"a line with several words needs a shell: bash -c {shlex.quote(command[0])}",
+        )
     if program is None:
         raise BadInput(
             f"{command[0]}: no such program, or it cannot be executed",
@@ -50,13 +57,24 @@ def cannot_start(command: Sequence[str], error: OSError) -> BadInput:
 class Foreground:
     """Runs commands and hands on the signals that reach this process alone.
 
-    Signals are kept back from the moment it is entered, so that none ends feedtune and leaves its command
-    behind; after the command's end, those that were on the way are dropped.
+    Signals are kept back while it is held, so that none ends feedtune and leaves its command behind, or
+    without a result after the command's end; those that were on the way then are dropped.
     """
 
-    def __enter__(self) -> Foreground:
+    def __init__(self) -> None:
+        self._held = False
+        self._before: set[int | signal.Signals] = set()
+
+    def hold(self) -> None:
+        """Keep signals back from now on: until it is left, or to the end of the process."""
+        if self._held:
+            return
+        self._held = True
         self._before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
         self._child_handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def __enter__(self) -> Foreground:
+        self.hold()
         return self
 
     def __exit__(
@@ -67,6 +85,7 @@ class Foreground:
         if self._child_handler is not None:
             signal.signal(signal.SIGCHLD, self._child_handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+        self._held = False
 
     def run(
         self,

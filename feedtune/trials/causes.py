@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from feedtune.analysis.failures import Cause, cause_of, exit_codes, is_echo, worker_error
+from feedtune.analysis.failures import Cause, cause_of, ended_by, exit_codes, is_echo, worker_error
 from feedtune.analysis.standing import Standing, blame
 from feedtune.beside.stacks import children, read_stack
+from feedtune.inside.signs import BATCHES_WITHOUT_OPTIMIZER
 from feedtune.launch.boot import BootFolder
 from feedtune.trials.server import StartState
 
 _PYTHON = re.compile(r"(?:^|/)python[\d.]*$")
 _TAIL_BYTES = 20_000
 _READERS = 8  # stacks read at once
+_SEEN = "feedtune sees trainings whose batches come from a torch.utils.data.DataLoader: take yours from one"
 
 
 def output_of(log: Path, begin: int = 0) -> str:
@@ -118,29 +120,56 @@ def _standing(pid: int, folder: Path) -> Standing | None:
 
 def how_far(boot: BootFolder, command: Sequence[str], chosen: str | None) -> str:
     """The likely cause of a training that was never seen, from the signs that its processes left."""
+    outside = kept_out(boot, command)
+    if outside is not None:
+        return outside
     seen = boot.seen()
-    if "error" in seen:
-        return f"feedtune's start-up code failed in its interpreter: {boot.error()}"
-    if "python" not in seen:
-        option = _deaf_option(command)
-        if option:
-            return f"Python was started with {option}, which keeps PYTHONPATH out; leave that option out"
-        return (
-            "no Python process saw PYTHONPATH (a container, ssh, sudo or srun --export=NONE in between, "
-            "or no Python at all); let PYTHONPATH through"
-        )
     if "torch" not in seen:
-        return (
-            "it never imported torch.utils.data (DALI, ffcv and tf.data pipelines are no torch DataLoaders)"
-        )
+        return f"it never imported torch.utils.data; {_SEEN} (not from DALI, ffcv or tf.data)"
     if "loader" not in seen:
-        return "it never made a torch DataLoader"
+        return f"it never made a torch DataLoader; {_SEEN}"
     if "iterated" not in seen:
         return "it made a DataLoader but never iterated over it through DataLoader.__iter__"
     if chosen:
         places = ", ".join(boot.loaders()) or "none"
         return f"no DataLoader made at {chosen} trained; its loaders were made at: {places}"
+    if "stepped" not in seen:
+        return (
+            "no optimizer of torch stepped; without one the loader with most batches is taken, after "
+            f"{BATCHES_WITHOUT_OPTIMIZER} batches: let it train longer"
+        )
     return "it ended before two optimizer steps fell between batches of one DataLoader; let it train longer"
+
+
+def kept_out(boot: BootFolder, command: Sequence[str]) -> str | None:
+    """Why feedtune did not come into the command's interpreters; ``None`` where it did."""
+    seen = boot.seen()
+    if "error" in seen:
+        return f"feedtune's start-up code failed in its interpreter: {boot.error()}"
+    if "python" in seen:
+        return None
+    option = _deaf_option(command)
+    if option:
+        return f"Python was started with {option}, which keeps PYTHONPATH out; leave that option out"
+    return (
+        "no Python process saw PYTHONPATH (a container, ssh, sudo or srun --export=NONE in between, "
+        "or no Python at all); let PYTHONPATH through"
+    )
+
+
+def failure(code: int, steps: int) -> str:
+    """How a command ended that was let run, and how far it had come.
+
+    >>> failure(2, 0)
+    'the command failed (exit code 2) before a training step was recorded; its own output says why'
+    >>> failure(143, 1200)
+    'the command was ended by SIGTERM after 1,200 recorded steps'
+    """
+    how = ended_by(code)
+    failed = how == f"exit code {code}"
+    when = f"after {steps:,} recorded steps" if steps else "before a training step was recorded"
+    said = f"the command failed ({how})" if failed else f"the command was ended by {how}"
+    return f"{said} {when}{'; its own output says why' if failed else ''}"
 
 
 def _deaf_option(command: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from feedtune.launch.boot import BootFolder
 from feedtune.launch.foreground import Foreground, find_program
 from feedtune.machine import read_machine
 from feedtune.rundir import RUN_FORMAT, RunDir, redact
-from feedtune.trials.causes import how_far
+from feedtune.trials.causes import failure, how_far, kept_out
 from feedtune.trials.collect import Collector
 from feedtune.trials.options import check_out, run_name
 from feedtune.trials.seen import SCHEMA, read_trainings, reading, training
@@ -41,8 +41,13 @@ class RunOptions:
     keep_stdout: bool = False
 
 
-def observe(options: RunOptions, tell: Callable[[str], None]) -> dict[str, Any]:
+def observe(options: RunOptions, tell: Callable[[str], None], foreground: Foreground) -> dict[str, Any]:
     """Run the command to its end and measure it; the document of ``result.json``.
+
+    Args:
+        options: what the user asks for.
+        tell: receives lines for a person.
+        foreground: is held from the command's start on, also when this returns.
 
     Raises:
         BadInput: no command, it cannot be started, or feedtune was started inside a launcher.
@@ -62,7 +67,7 @@ def observe(options: RunOptions, tell: Callable[[str], None]) -> dict[str, Any]:
     )
     collector = Collector(run.path)
     with start_sampler(run.path, None) as sampler:
-        code, seconds = _start(options, run, boot, collector, sampler.follow)
+        code, seconds = _start(options, run, boot, collector, foreground, sampler.follow)
     unread = sampler.stop()
     trainings = [training(number, ranks) for number, ranks in sorted(read_trainings(run.path).items())]
     document = {
@@ -75,7 +80,7 @@ def observe(options: RunOptions, tell: Callable[[str], None]) -> dict[str, Any]:
         "trainings": trainings,
         "ceiling": None,
         "readings": _readings(run.path, unread),
-        "note": _note(trainings, run, boot, options.command, collector),
+        "note": _note(trainings, run, boot, options.command, code, collector),
         "reading": reading(trainings),
     }
     try:
@@ -86,13 +91,19 @@ def observe(options: RunOptions, tell: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _start(
-    options: RunOptions, run: RunDir, boot: BootFolder, collector: Collector, started: Callable[[int], None]
+    options: RunOptions,
+    run: RunDir,
+    boot: BootFolder,
+    collector: Collector,
+    foreground: Foreground,
+    started: Callable[[int], None],
 ) -> tuple[int, float]:
     """The command from its start to its end: its exit code, and how long it took."""
     try:
         boot.set_start(1)
         begun = time.monotonic()
-        with Foreground() as foreground, collector:  # its thread blocks the signals that we wait for
+        foreground.hold()  # before the collector: its thread has to block the signals that we wait for
+        with collector:
             env = boot.environment(os.environ)
             stdout = run.log if options.keep_stdout else None
             code = foreground.run(options.command, env, stdout, started)
@@ -118,9 +129,25 @@ def _note(
     run: RunDir,
     boot: BootFolder,
     command: Sequence[str],
+    code: int,
     collector: Collector,
 ) -> str | None:
     """What a reader has to know before the figures."""
+    steps = sum(training["job"]["steps"] for training in trainings)
+    failed = None if code == 0 else failure(code, steps)
+    limit = _limit(trainings, run, boot, collector)
+    if limit is None and not trainings:
+        if failed is None:
+            limit = f"no training was seen: {how_far(boot, command, None)}"
+        else:
+            limit = kept_out(boot, command)
+    return "; ".join(filter(None, (failed, limit))) or None
+
+
+def _limit(
+    trainings: Sequence[Mapping[str, Any]], run: RunDir, boot: BootFolder, collector: Collector
+) -> str | None:
+    """Why not all was recorded."""
     if not run.path.exists():
         return f"the run folder {run.path} was removed meanwhile"
     stopped = boot.sign("stopped")
@@ -128,8 +155,6 @@ def _note(
         return f"recording has stopped early: {stopped}"
     if collector.error:
         return f"{collector.lost} records could not be written to {run.path}: {collector.error}"
-    if not trainings:
-        return f"no training was seen: {how_far(boot, command, None)}"
     missing = [t for t in trainings if len(t["ranks"]) < t["world_size"]]
     if missing:
         return f"{len(missing[0]['ranks'])} of {missing[0]['world_size']} ranks were seen"

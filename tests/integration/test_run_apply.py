@@ -6,8 +6,11 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+import time
+from itertools import cycle
 from pathlib import Path
 
 import jsonschema
@@ -97,6 +100,7 @@ def test_run_reports_on_stderr_and_leaves_stdout_and_saves(single: Training) -> 
     assert {path.name for path in single.run.iterdir()} == {
         "result.json", "run.json", "rank0.json", "steps.rank0.jsonl", "workers.rank0.jsonl", "readings.jsonl",
     }  # fmt: skip
+    assert {stat.S_IMODE(path.stat().st_mode) for path in single.run.iterdir()} == {0o600}
 
 
 def test_apply_gives_the_same_batches_with_other_settings(single: Training, tmp_path: Path) -> None:
@@ -204,6 +208,25 @@ def test_signals_reach_the_command_once_and_its_end_is_ours(mode: list[str], sen
         ends.append((as_shells_say(process.returncode), out))
     assert ends[0] == ends[1]
     assert ends[0] == ((7, f"{sent}\n") if catches else (143, ""))
+
+
+def test_a_run_has_its_result_whatever_signals_come_after_its_commands_end(tmp_path: Path) -> None:
+    process, pid = started([*FEEDTUNE, "run", "--out", tmp_path / "run", "--", sys.executable, SIGNALLED])
+    process.send_signal(signal.SIGTERM)
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.001)
+    later = cycle([signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    while process.poll() is None:
+        process.send_signal(next(later))
+        time.sleep(0.0005)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert "Traceback" not in errors
+    document = result_of(tmp_path / "run")
+    assert document["exit_code"] == 128 + signal.SIGTERM
+    assert document["note"] == "the command was ended by SIGTERM before a training step was recorded"
+    assert document["note"] in errors
+    assert not wait_until_gone(str(tmp_path / "run"))
 
 
 def test_apply_is_the_same_process(some_run: Path) -> None:
@@ -400,6 +423,11 @@ def test_print_says_what_to_paste_and_starts_nothing(some_run: Path, tmp_path: P
         (["run"], "no command to start"),
         (["run", "--", "no-such-program"], "no-such-program"),
         (["run", "true"], "behind --"),
+        (["run", "python", "-c", "print(1)"], "behind --"),
+        (["run", "python", "--", "train.py"], "behind --"),
+        (["tune", "python", "-c", "print(1)"], "behind --"),
+        (["run", "--", ""], "the command's first word is empty"),
+        (["run", "--", "python a.py | tee log"], "bash -c 'python a.py | tee log'"),
         (["run", "--out", "a:b", "--", "true"], "PYTHONPATH"),
         (["run", "--steps", "0", "--", "true"], "--steps"),
     ],
@@ -421,6 +449,9 @@ def test_json_is_one_document_and_the_commands_output_is_kept(tmp_path: Path) ->
     assert document == result_of(tmp_path / "run")
     assert document["exit_code"] == 7
     assert document["trainings"] == []
+    assert document["note"].startswith(
+        "the command failed (exit code 7) before a training step was recorded; its own"
+    )
     assert "no Python process saw PYTHONPATH" in document["note"]
     assert (tmp_path / "run" / "command.log").read_text() == "to stdout\n"
     assert "to stderr" in done.stderr

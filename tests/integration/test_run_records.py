@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from applying import script
@@ -16,6 +17,7 @@ from tuning import BIN, FEEDTUNE, environment, feedtune, result_of, wait_until_g
 
 from feedtune.inside.linefiles import LineFile
 from feedtune.inside.recordpipe import PIPE
+from feedtune.launch.foreground import Foreground
 from feedtune.trials.observe import RunOptions, observe
 
 TRAINING = """
@@ -166,13 +168,47 @@ def test_an_interrupted_run_takes_its_pipe_away(tmp_path: Path) -> None:
     assert result_of(started.run)["trainings"][0]["job"]["steps"] > 10
 
 
+def observed(tmp_path: Path, path: Path) -> dict[str, Any]:
+    with Foreground() as foreground:
+        options = RunOptions([sys.executable, str(path)], tmp_path / "run")
+        found = observe(options, lambda _: None, foreground)
+        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    return found
+
+
+def test_of_a_training_that_fails_it_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path, TRAINING + "    for _ in train(1):\n        pass\n    sys.exit(3)\n")
+    document = observed(tmp_path, path)
+    note = "the command failed (exit code 3) after 32 recorded steps; its own output says why"
+    assert document["note"] == note, capfd.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("last", "note"),
+    [
+        (
+            "pass",
+            "no optimizer of torch stepped; without one the loader with most batches is taken, after 200",
+        ),
+        ("optimizer.step()", "it ended before two optimizer steps fell between batches of one DataLoader"),
+    ],
+)
+def test_why_a_training_was_not_seen(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], last: str, note: str
+) -> None:
+    text = TRAINING + f"    for _ in DataLoader([1] * 40):\n        pass\n    {last}\n"
+    document = observed(tmp_path, script(tmp_path, text))
+    assert document["note"].startswith(f"no training was seen: {note}"), capfd.readouterr()
+
+
 def test_of_files_that_were_kept_small_it_is_said(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LineFile, "stretch", 16)
     monkeypatch.setattr(LineFile, "change_bytes", 4000)
     path = script(tmp_path, TRAINING + "    for _ in train(6):\n        pass\n")
-    document = observe(RunOptions([sys.executable, str(path)], tmp_path / "run"), lambda _: None)
+    document = observed(tmp_path, path)
     assert document["exit_code"] == 0, capfd.readouterr()
     assert "records were left out, whole stretches of them" in document["note"]
     assert 0 < document["trainings"][0]["job"]["steps"] < 6 * 32

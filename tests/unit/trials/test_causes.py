@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from feedtune.inside.signs import BATCHES_WITHOUT_OPTIMIZER
 from feedtune.launch.boot import BootFolder
 from feedtune.trials import causes
-from feedtune.trials.causes import diverged, ended, how_far, hung, output_of
+from feedtune.trials.causes import diverged, ended, failure, how_far, hung, kept_out, output_of
 from feedtune.trials.server import StartState
 
 TRAIN = "/project/train.py"
@@ -192,10 +193,13 @@ def test_how_far_a_command_came(boot) -> None:
         return how_far(boot, ["python", "train.py"], chosen)
 
     assert "no Python process saw PYTHONPATH" in so_far()
-    assert "never imported torch.utils.data" in so_far("python")
-    assert "never made a torch DataLoader" in so_far("torch")
+    cure = "; feedtune sees trainings whose batches come from a torch.utils.data.DataLoader: take yours from"
+    assert f"never imported torch.utils.data{cure}" in so_far("python")
+    assert f"never made a torch DataLoader{cure}" in so_far("torch")
     assert "never iterated" in so_far("loader")
-    assert "two optimizer steps" in so_far("iterated")
+    assert "no optimizer of torch stepped" in so_far("iterated")
+    assert f"after {BATCHES_WITHOUT_OPTIMIZER} batches" in so_far("iterated")
+    assert "two optimizer steps" in so_far("stepped")
     sign(boot, "loaders", text="/a/train.py:3\n/a/train.py:9\n/a/train.py:3\n")
     assert so_far(chosen="x.py:1") == (
         "no DataLoader made at x.py:1 trained; its loaders were made at: /a/train.py:3, /a/train.py:9"
@@ -230,6 +234,31 @@ def test_an_option_of_python_that_keeps_us_out(boot, command, option) -> None:
             assert "no Python process saw PYTHONPATH" in found
         else:
             assert found.startswith(f"Python was started with {option}, which keeps PYTHONPATH out")
+
+
+@pytest.mark.parametrize(
+    ("code", "steps", "said"),
+    [
+        (
+            2,
+            0,
+            "the command failed (exit code 2) before a training step was recorded; its own output says why",
+        ),
+        (1, 1200, "the command failed (exit code 1) after 1,200 recorded steps; its own output says why"),
+        (143, 0, "the command was ended by SIGTERM before a training step was recorded"),
+        (137, 30, "the command was ended by SIGKILL after 30 recorded steps"),
+    ],
+)
+def test_how_a_command_that_was_let_run_has_failed(code: int, steps: int, said: str) -> None:
+    assert failure(code, steps) == said
+
+
+def test_of_a_command_that_failed_only_what_is_ours_is_told_too(boot) -> None:
+    assert "no Python process saw PYTHONPATH" in kept_out(boot, ["sh"])
+    sign(boot, "python")
+    assert kept_out(boot, ["python", "train.py"]) is None
+    sign(boot, "error", text="OSError('gone')\n")
+    assert "start-up code failed" in kept_out(boot, ["python", "train.py"])
 
 
 def test_a_command_line_that_is_strange(boot) -> None:
