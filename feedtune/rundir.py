@@ -124,7 +124,10 @@ def read_result(run: Path) -> dict[str, Any]:
     path = run / "result.json" if run.is_dir() else run
     if not path.exists():
         if (path.parent / "run.json").exists():
-            raise BadInput(f"{run} was killed before it had a result", "its blocks are in blocks.jsonl there")
+            kept = sorted(one.name for one in path.parent.glob("*.jsonl")) or ["nothing"]
+            raise BadInput(
+                f"{run} was killed before it had a result", f"what it had recorded: {', '.join(kept)} there"
+            )
         raise BadInput(f"{run} holds no result.json", "name the folder that a feedtune run has printed")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

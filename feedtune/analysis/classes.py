@@ -101,6 +101,31 @@ def classify(
     )
 
 
+def tell_other(
+    found: TrainingClass, timeline: Timeline, others: Mapping[int, Sequence[Mapping[str, Any]]]
+) -> tuple[str, ...]:
+    """Which loader the wait for data is for, where it is not the recorded one.
+
+    Args:
+        found: the class.
+        timeline: its steps.
+        others: of each rank the other loaders that it has trained with (``others`` of a rank's description).
+    """
+    if not any(one.kind in ("data", "imbalance/input") for one in found.losses[:1]):
+        return ()
+    rank = found.losses[0].culprit.rank if found.losses[0].culprit else min(timeline.ranks)
+    steps, places = timeline.ranks[rank], timeline.measured
+    waits_s = timeline.mean((steps[place].data_s for place in places), places)
+    own_s = timeline.mean((steps[place].wait_s or 0.0 for place in places), places)
+    if not others.get(rank) or own_s > waits_s / 2:
+        return ()
+    most = max(others[rank], key=lambda one: float(one["wait_s"]))
+    return (
+        f"{_ms(waits_s - own_s)} of {_ms(waits_s)} a step is the wait for another loader of the same steps, "
+        f"{most['dataset']} at {most['site']}.",
+    )
+
+
 def tell_pauses(job: Figures, ranks: Mapping[int, Figures]) -> tuple[str, ...]:
     """What keeps coming between the steps, where that takes long; the class is that of the steps."""
     pauses = sorted(job.pauses.items(), key=lambda one: -one[1])

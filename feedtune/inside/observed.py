@@ -190,7 +190,11 @@ class Observer(Runtime):
         self.trace.finish()  # what is pending of the loader before comes first
         rows = [row for row in watch.early if before is None or row[0] > before.last_s]
         watch.early.clear()
+        # Before the first optimizer step a batch of another that trains, too, looks like an evaluation.
+        several = any(other.trained for other in self._all() if other is not watch)
         for enter_s, return_s, tag, made_s in rows:
+            if several and tag == "eval":
+                tag = None
             moved, before = before is not None, None
             file.add((enter_s, return_s, tag or ("restart" if moved else None), made_s))
             self._stop_at_limit(file)

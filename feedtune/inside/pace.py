@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Optional
 
-_FIRST = 512  # steps that are always taken down in full
+ALL_OF = 512  # steps that are always taken down in full
 _WINDOW = 128  # steps of a row that are, or are not
 _SHARE = 0.005  # of the training's time
 _MOST = 64  # one window in so many at least
@@ -32,7 +32,7 @@ class Pace:
             now_s: moment of the monotonic clock.
             cost_s: what all steps before it have cost.
         """
-        window = step // _WINDOW if step >= _FIRST else 0
+        window = step // _WINDOW if step >= ALL_OF else 0
         if window != self._window:
             if self._begun is not None:
                 self._follow(now_s - self._begun[0], cost_s - self._begun[1])

@@ -26,9 +26,11 @@ def step_line(step: int, row: Union[Row, FullRow]) -> str:
     '[7,1.000000,1.250000]'
     >>> step_line(8, (2.0, 2.5, "eval", None, {"t": 0.5, "b": 0.25, "q": 2})).strip()
     '[8,2.000000,2.500000,"eval",null,{"t":0.5,"b":0.25,"q":2}]'
+    >>> step_line(9, (3.0, 3.5, None, None, {})).strip()
+    '[9,3.000000,3.500000,null,null,{}]'
     """
     parts = row[4] if len(row) > 4 else None
-    if parts:
+    if parts is not None:  # of a step in which nothing happened there is nothing in it
         text = "[%d,%.6f,%.6f,%s,%s,%s]\n"
         return text % (step, row[0], row[1], _null(row[2]), _null(row[3]), _parts(parts))
     if row[3] is not None:

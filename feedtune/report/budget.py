@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from feedtune.analysis.budget import FLAGS
+from feedtune.inside.pace import ALL_OF
 from shard_tools.units import format_seconds
 
 _PARTS = {
@@ -67,10 +68,12 @@ def notes(training: dict[str, Any]) -> list[str]:
     if cost:
         least = min(ranks, key=lambda rank: rank["detailed"] / rank["steps"])
         if least["detailed"] < _MOST * least["steps"]:
+            of = f"the parts are those of {least['detailed']:,} of {least['steps']:,} steps"
             found.append(
-                f"the parts are those of {least['detailed']:,} of {least['steps']:,} steps, taken down in "
-                "stretches to stay cheap, which stand for the steps around them; what that costs is in them, "
-                "and not in the other steps"
+                f"{of}, taken down in stretches to stay cheap, which stand for the steps around them; what "
+                "that costs is in them, and not in the other steps"
+                if least["steps"] > ALL_OF
+                else f"{of}: what trains is known once its optimizer has stepped twice"
             )
         found.append(f"taking this down cost {format_seconds(cost)} a step")
     return [f"note: {text}" for text in found]

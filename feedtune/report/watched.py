@@ -111,17 +111,26 @@ def _guessed(loader: dict[str, Any]) -> list[str]:
 
 
 def _others(training: dict[str, Any]) -> list[str]:
-    """Other loaders, as the lowest rank saw them."""
+    """Other loaders, with what each rank waited for them."""
     found = []
-    for other in training["ranks"][0]["others"] or ():
-        kind = (
-            "trains too; what steps wait for it is data, and not in waited"
-            if other["trains"]
-            else "no training"
+    ranks = [rank for rank in training["ranks"] if rank["others"]]
+    for number, other in enumerate(ranks[0]["others"] if ranks else ()):
+        same = [
+            (rank["rank"], one)
+            for rank in ranks
+            for one in rank["others"][number : number + 1]
+            if (one["site"], one["dataset"]) == (other["site"], other["dataset"])
+        ]
+        several = len(training["ranks"]) > 1
+        waits = ", ".join(
+            f"{format_seconds(one['wait_s'])}{f' (rank {rank})' if several else ''}" for rank, one in same
         )
+        needed = [one["supply_s"] for _, one in same if one["supply_s"]]
+        made = f", its workers need {format_seconds(max(needed))} for a batch" if needed else ""
+        kind = "trains too: waits for it are in data, not in waited" if other["trains"] else "no training"
         found.append(
             f"other loader ({kind}): {other['dataset']} at {other['site']}, "
             f"{format_count(other['batches'])} batches in {format_count(other['iterations'])} iterations, "
-            f"waited {format_seconds(other['wait_s'])}, for first batches {format_seconds(other['first_s'])}"
+            f"waited {waits}, for first batches {format_seconds(other['first_s'])}{made}"
         )
     return found

@@ -152,8 +152,8 @@ def kept_out(boot: BootFolder, command: Sequence[str]) -> str | None:
     if option:
         return f"Python was started with {option}, which keeps PYTHONPATH out; leave that option out"
     return (
-        "no Python process saw PYTHONPATH (a container, ssh, sudo or srun --export=NONE in between, "
-        "or no Python at all); let PYTHONPATH through"
+        "no Python process was seen: the command starts none, or a container, ssh, sudo or "
+        "srun --export=NONE in between keeps PYTHONPATH from it; let PYTHONPATH through"
     )
 
 

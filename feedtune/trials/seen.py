@@ -12,7 +12,7 @@ from typing import Any
 
 from feedtune.analysis.align import line_up
 from feedtune.analysis.budget import measure_budget
-from feedtune.analysis.classes import classify, tell_pauses
+from feedtune.analysis.classes import classify, tell_other, tell_pauses
 from feedtune.analysis.steps import StepSeen, measure_steps
 from feedtune.analysis.workers import Line, WorkersSeen, measure_queue, measure_workers
 from feedtune.inside.linefiles import LineFile
@@ -42,6 +42,11 @@ class RankSeen:
         """Whether all points where it waits for other ranks were seen."""
         return bool(self.about["ddp"]["models"]) and self.about["ddp"]["why"] is None
 
+    @property
+    def trained_too(self) -> list[Mapping[str, Any]]:
+        """What is known of other loaders that its steps took batches from."""
+        return [other for other in self.about.get("others") or () if other["trains"]]
+
     def supply_s(self, own: WorkersSeen | None) -> float | None:
         """Seconds that workers need for what a step consumes: those of the slowest of its loaders.
 
@@ -49,8 +54,9 @@ class RankSeen:
             own: what the workers of the recorded loader did.
         """
         steps = self.about["missed"] + self.records[-1].step + 1
-        others = [other for other in self.about.get("others") or () if other["trains"]]
-        found = [other["supply_s"] * other["batches"] / steps for other in others if other["supply_s"]]
+        found = [
+            other["supply_s"] * other["batches"] / steps for other in self.trained_too if other["supply_s"]
+        ]
         return max([*found, *([] if own is None else [own.supply_s])], default=None)
 
     def with_copies(self) -> Sequence[StepSeen]:
@@ -136,8 +142,10 @@ def training(number: int, ranks: Mapping[int, RankSeen]) -> dict[str, Any]:
         rank: measure_steps(records, *shape, seen.loop_waits, only=rank) for rank, seen in ranks.items()
     }
     job = measure_steps(records, *shape, loop_waits)
-    finding = classify(timeline, budget, supply, empty).as_dict()
-    finding["evidence"] += tell_pauses(job, figures)
+    others = {rank: seen.trained_too for rank, seen in ranks.items()}
+    kind = classify(timeline, budget, supply, empty)
+    finding = kind.as_dict()
+    finding["evidence"] += [*tell_other(kind, timeline, others), *tell_pauses(job, figures)]
     return {
         "number": number,
         "world_size": world,

@@ -168,6 +168,33 @@ def test_a_ceiling_that_noise_put_below_the_rate_is_told_as_that(
     assert said in " ".join(capsys.readouterr().out.split())
 
 
+def test_each_rank_tells_what_it_waited_for_another_loader(tmp_path: Path, capsys) -> None:
+    for rank, wait_s in enumerate((0.5, 2.0)):
+        write_rank(tmp_path, rank, 60, others=[{**OTHER, "trains": True, "wait_s": wait_s}])
+    print_run(document(tmp_path))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "waited 500 ms (rank 0), 2.0 s (rank 1)" in said
+    assert "its workers need 20 ms for a batch" in said
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"), [(100, "has stepped twice"), (1000, "in stretches to stay cheap")]
+)
+def test_why_some_steps_have_no_parts(tmp_path: Path, capsys, steps: int, said: str) -> None:
+    write_rank(tmp_path, 0, steps, world=1)
+    path = tmp_path / "steps.rank0.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[20:] = [[*row, *[None] * (5 - len(row)), {"b": 0.5, "o": 0.75}] for row in rows[20 : steps // 2]]
+    path.write_text(
+        "".join(
+            json.dumps(row) + "\n"
+            for row in [*rows, *([n, 12.0 + n, 12.25 + n] for n in range(steps // 2, steps))]
+        )
+    )
+    print_run(document(tmp_path))
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_rank_without_steps_is_none(tmp_path: Path, capsys) -> None:
     write_rank(tmp_path, 0, 60)
     (tmp_path / "steps.rank0.jsonl").write_text("")

@@ -11,7 +11,7 @@ from simulated_ranks import Job, on
 from feedtune.analysis.align import line_up
 from feedtune.analysis.blame import lone_steps
 from feedtune.analysis.budget import measure_budget
-from feedtune.analysis.classes import TrainingClass, classify
+from feedtune.analysis.classes import TrainingClass, classify, tell_other
 from feedtune.analysis.stats import rank_correlation
 from feedtune.analysis.steps import StepSeen
 
@@ -107,6 +107,21 @@ def test_waits_for_another_loader_of_the_step_are_waits_for_data(where: str, cud
     assert "it waits 30 ms a step for its data, the others 0 ms" in found.evidence[0]
     alone = classified(Job(ranks=1, **{where: 0.03}, cuda=cuda))
     assert (alone.kind, alone.share) == ("data", pytest.approx(30 / 49))
+
+
+@pytest.mark.parametrize(("own", "other", "told"), [(0.002, 0.03, True), (0.03, 0.002, False)])
+def test_the_loader_that_is_waited_for_is_named(own: float, other: float, told: bool) -> None:
+    timeline = line_up(Job(wait=on(1, own), other=on(1, other)).run(), 2, 2, 2)
+    found = classify(timeline, measure_budget(timeline))
+    assert (found.kind, found.rank) == ("imbalance/input", 1)
+    loaders = [
+        {"site": "a.py:7", "dataset": "Quick", "wait_s": 0.1},
+        {"site": "b.py:9", "dataset": "Slow", "wait_s": 3.0},
+    ]
+    said = " ".join(tell_other(found, timeline, {0: [], 1: loaders}))
+    assert ("30 ms of 32 ms a step is the wait for another loader" in said) == told
+    assert ("Slow at b.py:9" in said) == told
+    assert not tell_other(found, timeline, {0: loaders, 1: []})
 
 
 def test_loaders_that_are_equally_slow_are_no_single_ranks_fault() -> None:

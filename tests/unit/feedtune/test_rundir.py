@@ -181,7 +181,12 @@ def test_a_result_that_lacks_something_is_told_so(tmp_path) -> None:
 def test_a_run_that_was_killed_is_told_from_another_folder(tmp_path) -> None:
     run = RunDir(tmp_path / "run")
     run.write_json("run.json", {"schema": RUN_FORMAT})
-    with pytest.raises(BadInput, match="killed before it had a result"):
+    with pytest.raises(BadInput, match="killed before it had a result") as found:
         read_result(run.path)
+    assert "nothing there" in str(found.value.hint)
+    (run.path / "steps.rank0.jsonl").touch()
+    with pytest.raises(BadInput) as found:
+        read_result(run.path)
+    assert "steps.rank0.jsonl there" in str(found.value.hint)
     with pytest.raises(BadInput, match=r"holds no result\.json"):
         read_result(tmp_path)

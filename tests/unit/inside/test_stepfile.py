@@ -92,9 +92,9 @@ def alike(value: object) -> object:
 )  # fmt: skip
 def test_a_line_says_what_the_row_said(parts: dict | None) -> None:
     got = json.loads(step_line(7, (12345.678901, 12345.7, "eval", None, parts)))
-    wanted = [7, 12345.678901, 12345.7, "eval", *([None, parts] if parts else [])]
+    wanted = [7, 12345.678901, 12345.7, "eval", *([] if parts is None else [None, parts])]
     assert got[:5] == wanted[:5]
-    assert (got[5:] or [None])[0] == (alike(parts) if parts else None)
+    assert (got[5:] or [None])[0] == (None if parts is None else alike(parts))
 
 
 def test_a_pattern_is_not_used_for_numbers_of_another_kind() -> None:

@@ -331,6 +331,19 @@ def test_an_evaluation_and_a_save_are_pauses(watched: Watched, tmp_path: Path) -
     assert tags == {7: "eval", 9: "save"}
 
 
+def test_a_batch_that_is_skipped_is_a_step_too(watched: Watched) -> None:
+    training, loader = Training(), DataLoader(Rows(800), batch_size=4)
+    for number, batch in enumerate(loader):
+        if number % 2:
+            training.step(batch)
+    rows = watched.rows()
+    first = next(row[0] for row in rows if len(row) > 5)
+    assert all(len(row) > 5 for row in rows[first:-1])
+    assert {"b" in row[5] for row in rows[first:-1] if row[0] % 2 == 0} == {False}
+    assert {"b" in row[5] for row in rows[first:-1] if row[0] % 2} == {True}
+    assert {} in [row[5] for row in rows[first:-1]]
+
+
 def test_waits_for_a_second_loader_lie_in_the_steps(watched: Watched) -> None:
     training, taken = Training(), []
     other = iter(DataLoader(Rows(96), batch_size=4))
@@ -341,7 +354,9 @@ def test_waits_for_a_second_loader_lie_in_the_steps(watched: Watched) -> None:
         taken.append(time.monotonic() - begun)
 
     training.epochs(DataLoader(Rows(), batch_size=4), also=more)
-    found = {row[0]: row[5]["d"] for row in watched.rows() if len(row) > 5}
+    rows = watched.rows()
+    assert not [row for row in rows if len(row) > 3 and row[3]]  # its first batch is no evaluation
+    found = {row[0]: row[5]["d"] for row in rows if len(row) > 5}
     assert len(found) >= 8
     for number, (begin, seconds) in found.items():
         assert begin > 0
