@@ -169,7 +169,7 @@ def watched(tmp_path: Path, kind: str, code: int = 0) -> dict:
     assert done.returncode == code, done.stderr
     document = result_of(tmp_path / "run")
     jsonschema.validate(document, json.loads((SCHEMAS / "feedtune.run-1.json").read_text()))
-    assert document["note"] is None
+    assert (document["note"] is None) == (code == 0)
     return document
 
 
@@ -246,7 +246,12 @@ def test_a_child_of_a_rank_writes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_leaves_what_it_had_written(tmp_path: Path) -> None:
-    (training,) = watched(tmp_path, "killed", code=137)["trainings"]
+    document = watched(tmp_path, "killed", code=137)
+    (training,) = document["trainings"]
+    assert (
+        document["note"]
+        == f"the command was ended by SIGKILL after {training['job']['steps']} recorded steps"
+    )
     assert training["job"]["steps"] == 11
     assert training["ranks"][0]["others"] is None
 
