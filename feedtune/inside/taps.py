@@ -25,7 +25,8 @@ _CALLS = (
     "broadcast_object_list", "gather", "gather_object", "monitored_barrier", "reduce", "reduce_scatter",
     "reduce_scatter_tensor", "scatter", "scatter_object_list",
 )  # fmt: skip
-_PAIRS = ("batch_isend_irecv", "irecv", "isend", "recv", "recv_object_list", "send", "send_object_list")
+# Not isend and irecv: torch compares what a P2POp is given with these very functions.
+_PAIRS = ("batch_isend_irecv", "recv", "recv_object_list", "send", "send_object_list")
 
 
 class Taps:
@@ -155,7 +156,7 @@ class Taps:
         quiet, clock, compiling = self._quiet, self.clock, torch.compiler.is_compiling
 
         def collective(*args: Any, **kwargs: Any) -> Any:
-            if compiling() or self._inside or clock.hooks or not quiet(clock.mine):
+            if compiling() or not self._is_the_scripts():
                 return before(*args, **kwargs)
             arrive = quiet(clock.moments.stamp)
             self._inside = True
@@ -171,13 +172,17 @@ class Taps:
 
         return collective
 
+    def _is_the_scripts(self) -> bool:
+        """Whether a call that begins now is one of the script's own, in a step."""
+        return not (self._inside or self.clock.hooks) and bool(self._quiet(self.clock.mine))
+
     def _pair(self, before: Any) -> Any:
         import torch
 
-        quiet, clock, compiling = self._quiet, self.clock, torch.compiler.is_compiling
+        compiling = torch.compiler.is_compiling
 
         def exchange(*args: Any, **kwargs: Any) -> Any:
-            if not (compiling() or self._inside or clock.hooks) and quiet(clock.mine):
+            if not compiling() and self._is_the_scripts():
                 self.untimed += 1
             return before(*args, **kwargs)
 

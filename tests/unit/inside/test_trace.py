@@ -281,6 +281,18 @@ def test_exchanges_of_two_ranks_are_told(watched: Watched) -> None:
     assert "exchanges with single ranks" in watched.about()["ddp"]["why"]
 
 
+@pytest.mark.usefixtures("watched")
+def test_exchanges_in_batches_are_made_as_without_us() -> None:
+    training = Training(ddp=True)
+    operations = []
+
+    def also() -> None:
+        operations.append(dist.P2POp(dist.isend, torch.ones(1), 0))  # torch knows its own functions only
+
+    training.epochs(DataLoader(Rows(), batch_size=4), also=also)
+    assert len(operations) == 12
+
+
 def test_a_collective_that_the_script_imported_by_its_name_is_seen(watched: Watched) -> None:
     training = Training(ddp=True)
     training.epochs(DataLoader(Rows(), batch_size=4), also=lambda: all_reduce(torch.ones(1)))
