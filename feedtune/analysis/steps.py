@@ -143,7 +143,7 @@ def choose_steps(ranks: Mapping[int, Sequence[StepSeen]], workers: int, prefetch
         workers: of each rank's loader.
         prefetch: its ``prefetch_factor``.
     """
-    common = set.intersection(*({one.step for one in records} for records in ranks.values()))
+    common = _common(ranks)
     steps = sorted(common)
     chosen = {rank: [one for one in ranks[rank] if one.step in common] for rank in sorted(ranks)}
     pauses = {place for records in chosen.values() for place, one in enumerate(records) if _pauses(one)}
@@ -160,24 +160,16 @@ def choose_steps(ranks: Mapping[int, Sequence[StepSeen]], workers: int, prefetch
 
 
 def measure_steps(
-    ranks: Mapping[int, Sequence[StepSeen]],
-    workers: int,
-    prefetch: int | None,
-    loop_waits: bool = True,
-    only: int | None = None,
+    chosen: Chosen, ranks: Mapping[int, Sequence[StepSeen]], loop_waits: bool = True
 ) -> Figures:
-    """What a job of several ranks did, or one of them; a step of a job takes as long as on its slowest rank.
+    """What some of a job's ranks did together; a step of several takes as long as on the slowest.
 
     Args:
-        ranks: steps of every rank, in order.
-        workers: of each rank's loader.
-        prefetch: its ``prefetch_factor``.
+        chosen: the job's steps; those measured are its own for a single rank, too, since others wait while
+            one has a pause.
+        ranks: steps of these ranks, in order.
         loop_waits: whether ``next()`` was called by the loop itself; a prefetching thread waits for others.
-        only: figures of this rank; measured are the job's steps, since others wait while one has a pause.
     """
-    chosen = choose_steps(ranks, workers, prefetch)
-    several = only is None
-    ranks = ranks if only is None else {only: ranks[only]}
     timed = [chosen.ranks[rank] for rank in ranks]
     seconds = max(
         sum(records[end].enter_s - records[begin].enter_s for begin, end in chosen.stretches)
@@ -186,7 +178,7 @@ def measure_steps(
     steps = chosen.measured
     waits = [max(records[step].wait_s for records in timed) for step in steps]
     return Figures(
-        steps=len(chosen.steps) if several else max(len(records) for records in ranks.values()),
+        steps=len(_common(ranks)),
         seconds=max(records[-1].return_s - records[0].enter_s for records in ranks.values()),
         measured_steps=len(steps),
         measured_s=seconds,
@@ -195,6 +187,11 @@ def measure_steps(
         first=_first(ranks),
         excluded=_excluded(ranks),
     )
+
+
+def _common(ranks: Mapping[int, Sequence[StepSeen]]) -> set[int]:
+    """Numbers of the steps that all of them have."""
+    return set.intersection(*({one.step for one in records} for records in ranks.values()))
 
 
 def _pauses(one: StepSeen) -> bool:

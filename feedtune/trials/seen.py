@@ -13,7 +13,7 @@ from typing import Any
 from feedtune.analysis.align import line_up
 from feedtune.analysis.budget import measure_budget
 from feedtune.analysis.classes import classify, tell_other, tell_pauses
-from feedtune.analysis.steps import StepSeen, measure_steps
+from feedtune.analysis.steps import StepSeen, choose_steps, measure_steps
 from feedtune.analysis.workers import Line, WorkersSeen, measure_queue, measure_workers
 from feedtune.inside.linefiles import LineFile
 
@@ -138,10 +138,11 @@ def training(number: int, ranks: Mapping[int, RankSeen]) -> dict[str, Any]:
     supply = {rank: seconds for rank, seconds in needed.items() if seconds is not None}
     queues = {rank: measure_queue(seen.records) for rank, seen in ranks.items()}
     empty = {rank: queue.empty_share for rank, queue in queues.items() if queue is not None}
+    chosen = choose_steps(records, *shape)
+    job = measure_steps(chosen, records, loop_waits)
     figures = {
-        rank: measure_steps(records, *shape, seen.loop_waits, only=rank) for rank, seen in ranks.items()
+        rank: measure_steps(chosen, {rank: records[rank]}, seen.loop_waits) for rank, seen in ranks.items()
     }
-    job = measure_steps(records, *shape, loop_waits)
     others = {rank: seen.trained_too for rank, seen in ranks.items()}
     kind = classify(timeline, budget, supply, empty)
     finding = kind.as_dict()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from feedtune.analysis.steps import StepSeen
+from feedtune.analysis.steps import Figures, StepSeen, choose_steps, measure_steps
 
 Amount = float | Callable[[int, int], float]  # seconds, or a function of (rank, step)
 
@@ -154,3 +154,9 @@ class Job:
             if self._random.random() < self.noise / 20:
                 seconds += self._random.expovariate(1 / 0.004)
         return seconds
+
+
+def measured(ranks: dict, workers: int, prefetch: int | None, only: int | None = None, **more) -> Figures:
+    """Figures of the job, or of one of its ranks."""
+    chosen = choose_steps(ranks, workers, prefetch)
+    return measure_steps(chosen, ranks if only is None else {only: ranks[only]}, **more)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from simulated_ranks import Job, on
+from simulated_ranks import Job, measured, on
 
 from feedtune.analysis.align import line_up
 from feedtune.analysis.rounds import RankStep, Round, Sync, Work, rounds_of
-from feedtune.analysis.steps import StepSeen, choose_steps, measure_steps
+from feedtune.analysis.steps import StepSeen, choose_steps
 
 
 def work(seconds: float, wait_s: float = 0.0) -> Work:
@@ -183,7 +183,7 @@ def test_a_gap_in_the_steps_is_a_pause_of_all_ranks() -> None:
     assert chosen.pauses == [40]  # the position of step 45
     assert 39 not in chosen.measured  # its end is not known
     assert [chosen.ranks[1][40].step, chosen.ranks[0][40].step] == [45, 45]
-    figures = measure_steps(ranks, 0, None)
+    figures = measured(ranks, 0, None)
     assert figures.steps == 95
     assert figures.rate == pytest.approx(50.0)
     assert all(one.passage() == pytest.approx(0.019) for one in line_up(ranks, 0, None, 2).rounds)
@@ -191,7 +191,7 @@ def test_a_gap_in_the_steps_is_a_pause_of_all_ranks() -> None:
 
 def test_ranks_without_a_common_step_measure_nothing() -> None:
     ranks = {0: [StepSeen(0, 0.0, 0.1)], 1: [StepSeen(5, 0.0, 0.1)]}
-    assert measure_steps(ranks, 0, None).steps == 0
+    assert measured(ranks, 0, None).steps == 0
     assert line_up(ranks, 0, None, 2).measured == []
 
 

@@ -7,11 +7,10 @@ import random
 from dataclasses import asdict
 
 import pytest
-from simulated_ranks import Job, on
+from simulated_ranks import Job, measured, on
 
 from feedtune.analysis.align import line_up
 from feedtune.analysis.budget import Budget, Parts, TrainingBudget, measure_budget
-from feedtune.analysis.steps import measure_steps
 
 
 def budget(job: Job, workers: int = 0, **more) -> TrainingBudget:
@@ -288,7 +287,7 @@ def test_whole_rounds_are_measured_where_ranks_meet_in_every_fourth_step_only() 
 def test_the_budgets_step_is_that_of_the_rate() -> None:
     ranks = Job(noise=0.2, wait=on(0, 0.02, 0.0, 4), steps=163).run()
     found = measure_budget(line_up(ranks, 4, 2, 2))
-    figures = measure_steps(ranks, 4, 2)
+    figures = measured(ranks, 4, 2)
     assert found.job.steps == figures.measured_steps
     assert found.job.step_s == pytest.approx(1 / figures.rate)
 

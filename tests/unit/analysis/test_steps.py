@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from simulated_ranks import measured
 
 from feedtune.analysis.classes import tell_pauses
-from feedtune.analysis.steps import Counted, StepSeen, measure_steps
+from feedtune.analysis.steps import Counted, StepSeen
 
 
 def steps(count: int, wait_s: float = 0.25, work_s: float = 0.75, tags: dict | None = None, **first) -> list:
@@ -26,7 +27,7 @@ def steps(count: int, wait_s: float = 0.25, work_s: float = 0.75, tags: dict | N
 
 
 def test_a_steady_training() -> None:
-    found = measure_steps({0: steps(101)}, 0, None)
+    found = measured({0: steps(101)}, 0, None)
     assert found.steps == 101
     assert found.seconds == pytest.approx(100.25)
     assert found.measured_steps == 98  # two steps of warm-up; the last has no end
@@ -40,7 +41,7 @@ def test_a_steady_training() -> None:
 
 def test_the_first_batch_of_an_iteration_is_never_in_the_mean() -> None:
     tags = dict.fromkeys(range(20, 100, 20), ("epoch", 0.0))
-    found = measure_steps({0: steps(100, tags=tags, made_s=3.0, first_s=50.0)}, 0, None)
+    found = measured({0: steps(100, tags=tags, made_s=3.0, first_s=50.0)}, 0, None)
     assert found.waits.max_s == pytest.approx(0.25)
     assert found.rate == pytest.approx(1.0)
     assert found.first == Counted(5, pytest.approx(5 * 53.0))
@@ -49,7 +50,7 @@ def test_the_first_batch_of_an_iteration_is_never_in_the_mean() -> None:
 
 def test_pauses_are_cut_out_and_counted_less_the_work_of_the_step_before() -> None:
     tags = {30: ("eval", 40.0), 60: ("save", 7.0), 80: ("save", 5.0)}
-    found = measure_steps({0: steps(100, tags=tags)}, 0, None)
+    found = measured({0: steps(100, tags=tags)}, 0, None)
     assert found.rate == pytest.approx(1.0)
     assert found.waits.share == pytest.approx(0.25)
     assert found.excluded == {
@@ -69,7 +70,7 @@ def test_a_full_turnover_is_left_out_after_a_pause_and_cycles_are_whole() -> Non
         wait_s = 4.0 if since >= 8 and since % 4 == 0 else 0.0
         records.append(StepSeen(step, now, now + wait_s, tag, 0.0 if step == 0 else None))
         now += wait_s
-    found = measure_steps({0: records}, 4, 2)
+    found = measured({0: records}, 4, 2)
     assert found.settled
     assert found.measured_steps % 4 == 0
     assert found.rate == pytest.approx(1.0)
@@ -78,7 +79,7 @@ def test_a_full_turnover_is_left_out_after_a_pause_and_cycles_are_whole() -> Non
 
 def test_pauses_that_come_before_the_queue_has_turned_over_are_told() -> None:
     tags = dict.fromkeys(range(10, 100, 10), ("eval", 10.0))
-    found = measure_steps({0: steps(100, tags=tags)}, 8, 2)
+    found = measured({0: steps(100, tags=tags)}, 8, 2)
     assert not found.settled
     assert found.rate == pytest.approx(1.0)
     assert found.measured_steps == 10 * 8
@@ -86,7 +87,7 @@ def test_pauses_that_come_before_the_queue_has_turned_over_are_told() -> None:
 
 def test_an_iteration_for_every_batch_has_no_rate() -> None:
     tags = dict.fromkeys(range(1, 20), ("epoch", 0.0))
-    found = measure_steps({0: steps(20, tags=tags, first_s=2.0)}, 2, 2)
+    found = measured({0: steps(20, tags=tags, first_s=2.0)}, 2, 2)
     assert found.rate is None
     assert found.waits is None
     assert found.measured_steps == 0
@@ -95,7 +96,7 @@ def test_an_iteration_for_every_batch_has_no_rate() -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_few_steps_are_no_rate(count: int) -> None:
-    found = measure_steps({0: steps(count)}, 0, None)
+    found = measured({0: steps(count)}, 0, None)
     assert found.steps == count
     assert found.rate is None
     assert found.waits is None
@@ -104,10 +105,10 @@ def test_a_few_steps_are_no_rate(count: int) -> None:
 def test_a_job_is_as_slow_as_its_slowest_rank_and_waits_as_long_as_any() -> None:
     """The ranks leave each step together: what one waits for data, the other waits for it."""
     ranks = {0: steps(50, wait_s=0.1, work_s=0.9), 1: steps(50, wait_s=0.6, work_s=0.4)}
-    found = measure_steps(ranks, 0, None)
+    found = measured(ranks, 0, None)
     assert found.rate == pytest.approx(1.0)
     assert found.waits.share == pytest.approx(0.6)
-    assert measure_steps({0: ranks[0]}, 0, None).waits.share == pytest.approx(0.1)
+    assert measured({0: ranks[0]}, 0, None).waits.share == pytest.approx(0.1)
 
 
 def test_a_pause_of_one_rank_is_one_of_the_job() -> None:
@@ -123,18 +124,18 @@ def test_a_pause_of_one_rank_is_one_of_the_job() -> None:
         for one in waits
     ]
     assert waits[31].enter_s - waits[30].enter_s == pytest.approx(10.0)
-    found = measure_steps({0: saves, 1: waits}, 0, None)
+    found = measured({0: saves, 1: waits}, 0, None)
     assert found.rate == pytest.approx(1.0)
     assert found.excluded == {"save": Counted(1, pytest.approx(9.0))}
-    waiting = measure_steps({0: saves, 1: waits}, 0, None, only=1)
+    waiting = measured({0: saves, 1: waits}, 0, None, only=1)
     assert waiting.rate == pytest.approx(1.0)
     assert waiting.steps == 60
     assert waiting.excluded == {}
 
 
 def told(ranks: dict) -> str:
-    figures = {rank: measure_steps(ranks, 0, None, only=rank) for rank in ranks}
-    return " ".join(tell_pauses(measure_steps(ranks, 0, None), figures))
+    figures = {rank: measured(ranks, 0, None, only=rank) for rank in ranks}
+    return " ".join(tell_pauses(measured(ranks, 0, None), figures))
 
 
 def test_pauses_that_take_much_of_the_time_are_told_with_the_rank_that_has_them() -> None:
@@ -150,7 +151,7 @@ def test_pauses_that_take_much_of_the_time_are_told_with_the_rank_that_has_them(
 
 
 def test_ranks_that_ended_at_different_steps_are_measured_where_all_are() -> None:
-    found = measure_steps({0: steps(40), 1: steps(50)}, 0, None)
+    found = measured({0: steps(40), 1: steps(50)}, 0, None)
     assert found.steps == 40
     assert found.measured_steps == 37
 
@@ -158,14 +159,14 @@ def test_ranks_that_ended_at_different_steps_are_measured_where_all_are() -> Non
 def test_nobody_knows_what_was_in_a_gap() -> None:
     """Lines are missing before an evaluation, and in the midst of the training."""
     records = steps(100, tags={50: ("eval", 40.0), 70: ("save", 7.0)})
-    found = measure_steps({0: [one for one in records if one.step not in (48, 49, 20, 21)]}, 0, None)
+    found = measured({0: [one for one in records if one.step not in (48, 49, 20, 21)]}, 0, None)
     assert found.steps == 96
     assert found.rate == pytest.approx(1.0)
     assert found.excluded == {"save": Counted(1, pytest.approx(7.0))}
 
 
 def test_waits_of_another_thread_are_not_the_loops() -> None:
-    found = measure_steps({0: steps(50)}, 0, None, loop_waits=False)
+    found = measured({0: steps(50)}, 0, None, loop_waits=False)
     assert found.waits is None
     assert found.rate == pytest.approx(1.0)
 
@@ -176,7 +177,7 @@ def test_percentiles() -> None:
         wait_s = max(0, step - 2) / 1000  # 1 to 100 ms after the warm-up, and one step without an end
         records.append(StepSeen(step, now, now + wait_s))
         now += 1.0
-    waits = measure_steps({0: records[:103]}, 0, None).waits
+    waits = measured({0: records[:103]}, 0, None).waits
     assert waits.median_s == pytest.approx(0.0495)
     assert waits.p95_s == pytest.approx(0.094)
     assert waits.max_s == pytest.approx(0.099)
