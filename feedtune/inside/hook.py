@@ -36,6 +36,7 @@ def patch(module: Any, config: dict[str, Any]) -> None:
 
         _on_each(cls, functools.partial(_follow, Runtime(config, cls)))
         _note_workers(cls, config["folder"])
+        _let_workers_finish(module._utils.worker)
 
 
 def patch_models(module: Any) -> None:
@@ -97,3 +98,25 @@ def _note_workers(cls: Any, folder: str) -> None:
         return iterator
 
     cls._get_iterator = _get_iterator
+
+
+_SENDING_S = 0.5  # how long a worker that ends waits for a batch on its way; handing over memory takes less
+
+
+def _let_workers_finish(worker: Any) -> None:
+    """Wrap ``_worker_loop``: a worker told to end in mid-batch first has that batch handed over.
+
+    torch lets it end while a thread still sends, which leaves a temporary file or folder where that was the
+    worker's first batch, and blocks end their workers so again and again. A batch that fills the pipe, where
+    nobody reads any more, is given up as torch does it. Spawned workers know nothing of us.
+    """
+    loop = worker._worker_loop
+
+    @functools.wraps(loop)
+    def _worker_loop(*args: Any, **kwargs: Any) -> None:
+        loop(*args, **kwargs)
+        sender = getattr(args[3], "_thread", None)  # of the queue for batches, closed by now
+        if sender is not None:
+            sender.join(_SENDING_S)
+
+    worker._worker_loop = _worker_loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 from typing import Any
 
 from .applied import changes
@@ -38,11 +39,22 @@ def make_copy(loader: Any, settings: dict[str, Any], feed: Feed | None, dataset:
 
 
 def shut_down(iterator: Any) -> None:
-    """End the workers of a loader iterator, if it has any, and free what they had in flight."""
+    """End the workers of a loader iterator, if it has any, and free what they had in flight.
+
+    Spawned workers of torch 2.13 abort now and then as they end, when a thread of theirs still sends a
+    batch. They have done what they were asked by then: it is no failure.
+    """
     stop = getattr(iterator, "_shutdown_workers", None)
-    if stop is not None:
+    if stop is None:
+        return
+    workers = getattr(iterator, "_workers", ())
+    try:
         stop()
-        unlink_undelivered(worker.pid for worker in getattr(iterator, "_workers", ()))
+    except RuntimeError:  # from torch's handler of SIGCHLD; the other workers are ended nevertheless
+        if all(worker.exitcode != -signal.SIGABRT for worker in workers):
+            raise
+    finally:
+        unlink_undelivered(worker.pid for worker in workers)
 
 
 def private_bytes(pid: int) -> int:

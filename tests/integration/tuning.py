@@ -87,18 +87,13 @@ class Footprint:
 
     def left(self) -> list[str]:
         """What is there now and was not before."""
-        temporary = [path.name for path in self._tmp.iterdir() if not self._by_design(path)]
+        temporary = [path.name for path in self._tmp.iterdir() if not path.name.startswith(INDUCTOR)]
         return [
             *processes_with(self._mark),
             *orphans(set(os.listdir("/dev/shm")) - self._segments),
             *map(str, unlocked_scratch() - self._scratch),
             *temporary,
         ]
-
-    def _by_design(self, path: Path) -> bool:
-        """torch's compile cache, and folders of workers that made them once more while they ended."""
-        empty = path.is_dir() and not any(path.iterdir())
-        return path.name.startswith("torchinductor_") or (path.name.startswith("pymp-") and empty)
 
     def wait(self) -> list[str]:
         """What is left when the time is over; nothing, as soon as there is nothing."""
@@ -108,6 +103,7 @@ class Footprint:
         return left
 
 
+INDUCTOR = "torchinductor_"  # torch's compile cache
 GENERATED = ("torch_", "sem.", "psm_", "pym-", "nccl-")
 
 
