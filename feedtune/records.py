@@ -68,7 +68,7 @@ class BlockPlan:
         warmup: steps that are not measured: one full turnover of what is in flight.
         cycle: measured steps are a whole multiple of this (the worker count).
         target_s: measured seconds wanted; at least ``min_cycles`` cycles are measured whatever they take.
-        max_s: no further chunk is granted after so many seconds.
+        max_s: no further chunk is granted so many seconds after the first batch.
         cache: how many batches to keep for the ceiling, while this block runs.
         cache_bytes: upper bound of the memory they may take in each rank.
         replay: for a ceiling block, the steps of the cache that every rank has kept; empty for all.

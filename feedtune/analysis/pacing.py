@@ -30,7 +30,7 @@ def next_chunk(
         step: steps of the block so far.
         pauses: steps before which some rank did something else than train.
         pace_s: seconds a step, pauses left out; ``None`` while only the warm-up has passed.
-        elapsed_s: time since the block began, warm-up and pauses included.
+        elapsed_s: time since the block's first batch, pauses left out: workers may take long to start.
     """
     clean = sum(end - begin for begin, end in clean_stretches(step, sorted(pauses), plan.warmup, plan.cycle))
     enough = clean >= plan.min_cycles * plan.cycle

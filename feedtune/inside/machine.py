@@ -208,7 +208,7 @@ class Machine:
                 "mark": block.marks,
                 "step": block.step,
                 "pace_s": block.active_s / block.active_steps if block.active_steps else None,
-                "elapsed_s": now - block.start_s - block.paused_s,
+                "elapsed_s": now - block.records[0][2] - block.paused_s,
                 "missing": self._cache.missing if self._cache is not None and block.plan["cache"] else 0,
             }
         )

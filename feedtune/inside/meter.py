@@ -81,9 +81,13 @@ class _Parts:
         self._memory = memory
         self._offset = offset
         self._seen = seen
-        self._batches = 0
-        self._fetch_s = self._transform_s = self._collate_s = self._cpu_s = 0.0
-        self._io = self._io_before = read_io()
+        # Iterable data starts its workers anew within a block: they add to what those before them have done.
+        before = Totals(*_SLOT.unpack_from(memory, offset))
+        self._batches = before.batches
+        self._fetch_s, self._transform_s = before.fetch_s, before.transform_s
+        self._collate_s, self._cpu_s = before.collate_s, before.cpu_s
+        self._io = read_io()
+        self._io_before = self._io[0] - before.rchar, self._io[1] - before.read_bytes
         self._io_s = time.monotonic()
         self._transforming = False
         self._known: Any = None  # the fetcher whose parts are timed

@@ -81,6 +81,15 @@ def with_workers(log, _) -> None:
     train(log, DataLoader(Numbers(), batch_size=BATCH, sampler=Orders(), num_workers=2))
 
 
+def workers_start_slowly(log, _) -> None:
+    """As spawned workers do, which import what the script imports."""
+
+    def start(_worker: int) -> None:
+        time.sleep(2.0)
+
+    train(log, DataLoader(Numbers(), batch_size=BATCH, sampler=Orders(), worker_init_fn=start))
+
+
 def short(log, _) -> None:
     train(log, DataLoader(Numbers(), batch_size=BATCH, sampler=Orders()), epochs=6)
 

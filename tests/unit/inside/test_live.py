@@ -283,6 +283,18 @@ def test_marks_lengthen_a_block_by_what_the_server_says(live) -> None:
     assert all(pace and elapsed for _, _, pace, elapsed in asked)
 
 
+def test_the_start_of_its_workers_is_none_of_a_blocks_time(live) -> None:
+    """Else slow starts would leave no time to measure."""
+    told = []
+
+    def rule(*words) -> int:
+        told.append(words[-1])
+        return 0
+
+    live("workers_start_slowly", rule=rule).run(block(1, steps=6))
+    assert 0 < told[0] < 2.0
+
+
 def test_a_script_that_ends_in_a_block_tells_what_it_has(live) -> None:
     run = live("short")
     (result,) = run.run(block(2, steps=1000))

@@ -55,6 +55,18 @@ def test_iterable_data_is_counted_too(tmp_path) -> None:
     assert clock.read()[0] == 12
 
 
+def test_workers_that_start_anew_add_to_what_was_counted(tmp_path) -> None:
+    """Iterable data does so at each epoch's end, in the middle of a block."""
+    clock = WorkerClock(2, None, str(tmp_path), True)
+    again = loader(clock, Stream())
+    seen = []
+    for _ in range(3):
+        list(again)
+        seen.append(clock.read())
+    assert [batches for batches, _ in seen] == [12, 24, 36]
+    assert 0 < seen[0][1] < seen[1][1] < seen[2][1]
+
+
 def test_the_main_process_fetches_as_always(tmp_path) -> None:
     before = fetch._MapDatasetFetcher.fetch
     clock = WorkerClock(2, None, str(tmp_path), False)
