@@ -139,7 +139,16 @@ def tell_pauses(job: Figures, ranks: Mapping[int, Figures]) -> tuple[str, ...]:
         by = [rank for rank, one in ranks.items() if one.pauses.get(tag, 0.0) >= seconds / 2]
         alone = f", rank {by[0]} alone" if len(by) == 1 < len(ranks) else ""
         told.append(f"{PAUSES.get(tag, 'first batches')} {seconds / job.seconds:.0%}{alone}")
-    return (f"Between these steps {share:.0%} of the time passes with something else: {', '.join(told)}.",)
+    said = f"Between these steps {share:.0%} of the time passes with something else: {', '.join(told)}."
+    anew = sum(seconds for tag, seconds in pauses if tag not in _SCRIPTS_OWN)
+    return (said, _ANEW) if anew >= POLICY.material * job.seconds else (said,)
+
+
+_SCRIPTS_OWN = ("eval", "save", "epoch")  # pauses that are no start of a loader
+_ANEW = (
+    "A first batch waits for workers to start, which persistent_workers=True saves, and for what the data "
+    "set does at its beginning, which longer epochs save."
+)
 
 
 def _least(one: Loss) -> float:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from feedtune.analysis.blocks import MIN_PERIODS, clean_stretches
 from feedtune.analysis.pacing import warmup_steps
 
-PAUSES = {"eval": "evaluation", "save": "saves", "epoch": "between epochs", "restart": "change of loader"}
+PAUSES = {"eval": "evaluation", "save": "saves", "epoch": "between epochs", "restart": "data begun anew"}
 
 
 class StepSeen(NamedTuple):

@@ -19,7 +19,7 @@ def finding_lines(training: dict[str, Any]) -> list[str]:
     """The class, the evidence for it, and what the training would gain at most."""
     found = training["finding"]
     where = "" if found["rank"] is None else f", rank {found['rank']}"
-    gain = "" if found["gain"] is None else f" Without it up to {found['gain']:.2f}x as fast."
+    gain = "" if found["gain"] is None else f" The steps themselves could be up to {found['gain']:.2f}x as fast."
     return [f"{found['class'].upper()}{where}", " ".join(found["evidence"]) + gain]
 
 
@@ -117,7 +117,8 @@ def ceiling_lines(document: dict[str, Any]) -> list[str]:
     if not found["ceiling"] or not found["rate"]:
         return ["no ceiling could be measured"]
     kinds = [f"{kind} {found[kind]:.2f}" for kind in ("pinned", "pageable") if found[kind]]
-    told = f"accelerator utilization {found['au']:.1%}, starvation {max(found['starvation'], 0):.1%}"
+    starved = max(found["starvation"], 0)
+    told = f"accelerator utilization {found['au']:.1%}, starvation {starved:.1%} of its steps"
     if found["au"] > 1:
         told = f"{found['au'] - 1:.1%} above it, which is noise: no starvation is to be seen"
     lines = [

@@ -147,7 +147,8 @@ def test_pauses_that_take_much_of_the_time_are_told_with_the_rank_that_has_them(
     assert told({0: steps(60, tags={30: ("save", 3.0)})}) == ""
     assert told({0: steps(60, first_s=50.0)}) == ""  # the one that every training has
     epochs = steps(60, tags=dict.fromkeys((20, 30, 40), ("epoch", 0.0)), first_s=9.0)
-    assert "first batches" in told({0: epochs})
+    assert told({0: epochs}).count("first batches") == told({0: epochs}).count("persistent_workers=True") == 1
+    assert "persistent_workers" not in told({0: saves})
 
 
 def test_ranks_that_ended_at_different_steps_are_measured_where_all_are() -> None:
