@@ -19,8 +19,10 @@ def finding_lines(training: dict[str, Any]) -> list[str]:
     """The class, the evidence for it, and what the training would gain at most."""
     found = training["finding"]
     where = "" if found["rank"] is None else f", rank {found['rank']}"
-    gain = "" if found["gain"] is None else f" The steps themselves could be up to {found['gain']:.2f}x as fast."
-    return [f"{found['class'].upper()}{where}", " ".join(found["evidence"]) + gain]
+    said = list(found["evidence"])
+    if found["gain"] is not None:
+        said.append(f"The steps themselves could be up to {found['gain']:.2f}x as fast.")
+    return [f"{found['class'].upper()}{where}", " ".join(said)]
 
 
 def budget_table(training: dict[str, Any]) -> Any:

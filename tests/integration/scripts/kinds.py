@@ -332,7 +332,9 @@ def iterable_split():
 
 
 def distributed():
-    return loader_of(Numbers(), sampler=DistributedSampler(Numbers(), shuffle=True), shuffle=None)
+    """By "fork" in ranks that were spawned, too, whose workers start faster so."""
+    sampler = DistributedSampler(Numbers(), shuffle=True)
+    return loader_of(Numbers(), sampler=sampler, shuffle=None, multiprocessing_context="fork")
 
 
 def web_loader():
