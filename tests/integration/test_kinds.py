@@ -79,7 +79,7 @@ def without_feedtune(folder: Path) -> Path:
     ("launcher", "ranks"), [("module", 1), ("shell", 2), ("spawn", 2), ("interpreter", 1)]
 )
 def test_launchers_of_every_kind(launcher: str, ranks: int, tmp_path: Path) -> None:
-    """torchrun in a script of the shell, a module beside a sitecustomize; libraries' own are tested with them."""
+    """torchrun in a script of the shell, a module beside a sitecustomize; libraries' own are elsewhere."""
     kinds = [str(KINDS), "accumulating", "distributed"]
     torchrun = [str(BIN / "torchrun"), "--standalone", "--nproc_per_node=2", *kinds]
     commands = {
