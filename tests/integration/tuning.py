@@ -87,13 +87,18 @@ class Footprint:
 
     def left(self) -> list[str]:
         """What is there now and was not before."""
-        temporary = [path.name for path in self._tmp.iterdir() if not path.name.startswith(INDUCTOR)]
+        temporary = [path.name for path in self._tmp.iterdir() if not self._by_design(path)]
         return [
             *processes_with(self._mark),
             *orphans(set(os.listdir("/dev/shm")) - self._segments),
             *map(str, unlocked_scratch() - self._scratch),
             *temporary,
         ]
+
+    def _by_design(self, path: Path) -> bool:
+        """torch's compile cache, and folders of workers that were killed just as they had made them."""
+        empty = path.is_dir() and not any(path.iterdir())
+        return path.name.startswith("torchinductor_") or (path.name.startswith("pymp-") and empty)
 
     def wait(self) -> list[str]:
         """What is left when the time is over; nothing, as soon as there is nothing."""
@@ -103,7 +108,6 @@ class Footprint:
         return left
 
 
-INDUCTOR = "torchinductor_"  # torch's compile cache
 GENERATED = ("torch_", "sem.", "psm_", "pym-", "nccl-")
 
 
