@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
@@ -91,8 +90,8 @@ def test_launchers_of_every_kind(launcher: str, ranks: int, tmp_path: Path) -> N
         commands[launcher] = [str(without_feedtune(tmp_path / "venv")), *kinds]
     own = tmp_path / "mine"
     own.mkdir()
-    (own / "sitecustomize.py").write_text("import builtins\nbuiltins.MINE = True\n")
-    paths = os.pathsep.join([str(own), str(SCRIPTS)]) if launcher == "module" else ""
+    (own / "sitecustomize.py").write_text(f"import sys\nsys.path.append({str(SCRIPTS)!r})\n")  # finds it
+    paths = str(own) if launcher == "module" else ""
     tune_and_apply(commands[launcher], tmp_path, 2, ranks, PYTHONPATH=paths)
 
 

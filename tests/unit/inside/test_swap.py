@@ -69,11 +69,11 @@ def test_order_is_given_up_only_where_a_setting_says_so(in_order) -> None:
 class Sent:
     """A part of a batch that takes a moment to be sent; its worker leaves a sign for each."""
 
-    def __init__(self, sign: Path) -> None:
-        self.sign = sign
+    def __init__(self, sign: Path, seconds: float) -> None:
+        self.sign, self.seconds = sign, seconds
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        time.sleep(0.1)
+        time.sleep(self.seconds)
         self.sign.write_text("sent")
         return str, ("sent",)
 
@@ -86,7 +86,7 @@ def test_a_worker_told_to_end_hands_over_the_batch_it_is_sending(
     monkeypatch.setattr(worker, "_worker_loop", worker._worker_loop)
     if patched:
         hook._let_workers_finish(worker)
-    data = [Sent(tmp_path / "sign")]
+    data = [Sent(tmp_path / "sign", 0.1 if patched else 5.0)]  # longer than any end of a worker
     iterator = iter(DataLoader(data, num_workers=1, collate_fn=fetched(tmp_path / "fetched")))
     while not (tmp_path / "fetched").exists():
         time.sleep(0.001)
