@@ -68,7 +68,7 @@ class LightWatch(Watch):
         """What is said of a loader that is not the recorded one."""
         return {
             "site": self.place,
-            "dataset": self.about.get("dataset"),
+            **{name: self.about.get(name) for name in ("dataset", "num_workers", "persistent_workers")},
             "trains": self.trained >= STEPS_TO_TRUST,
             "batches": self.batches,
             "iterations": self.iterations,

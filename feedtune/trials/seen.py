@@ -14,6 +14,7 @@ from feedtune.analysis.align import line_up
 from feedtune.analysis.budget import measure_budget
 from feedtune.analysis.classes import classify, tell_other, tell_pauses
 from feedtune.analysis.steps import StepSeen, choose_steps, measure_steps
+from feedtune.analysis.validation import advise
 from feedtune.analysis.workers import Line, WorkersSeen, measure_queue, measure_workers
 from feedtune.inside.linefiles import LineFile
 
@@ -164,7 +165,7 @@ def training(number: int, ranks: Mapping[int, RankSeen]) -> dict[str, Any]:
                 "rank": rank,
                 "detailed": sum(one.parts is not None for one in seen.records),
                 "dropped": seen.about.get("dropped"),
-                "others": seen.about.get("others"),
+                "others": _others(seen, figures[rank].seconds),
                 **figures[rank].as_dict(),
                 "budget": budget.ranks[rank].as_dict(),
                 "queue": None if (queue := queues[rank]) is None else queue.as_dict(),
@@ -174,6 +175,12 @@ def training(number: int, ranks: Mapping[int, RankSeen]) -> dict[str, Any]:
             for rank, seen in ranks.items()
         ],
     }
+
+
+def _others(seen: RankSeen, seconds: float) -> list[dict[str, Any]] | None:
+    """Loaders besides the recorded one, each with advice; ``None`` where the process was killed."""
+    others = seen.about.get("others")
+    return None if others is None else [{**other, "advice": advise(other, seconds)} for other in others]
 
 
 def reading(trainings: Sequence[Mapping[str, Any]], against_free_data: bool = False) -> str:

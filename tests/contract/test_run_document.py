@@ -21,7 +21,7 @@ LOADER = {
 }  # fmt: skip
 OTHER = {
     "site": "/home/me/val.py:9", "dataset": "Photos", "trains": False, "batches": 40, "iterations": 4,
-    "wait_s": 0.5, "first_s": 6.0, "supply_s": 0.02,
+    "wait_s": 0.5, "first_s": 6.0, "supply_s": 0.02, "num_workers": 2, "persistent_workers": False,
 }  # fmt: skip
 
 
@@ -84,6 +84,7 @@ def test_two_ranks(tmp_path: Path, capsys) -> None:
         assert word in out
     assert "apart: first batches 3.5 s (1x), evaluation 0 µs (1x)" in out
     assert "other loader (no training): Photos at /home/me/val.py:9, 40 batches in 4 iterations" in out
+    assert out.count("its workers start anew each time, which persistent_workers=True saves") == 1
     assert "where ranks wait for each other was not seen" in out
     assert "feedtune run --ceiling" in out
 

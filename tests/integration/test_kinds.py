@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from applying import tuned
-from tuning import BIN, SCRIPTS, environment, feedtune, result_of
+from tuning import BIN, FEEDTUNE, SCRIPTS, environment, feedtune, result_of
 
 KINDS = SCRIPTS / "kinds.py"
 SAMPLES = 42
@@ -96,14 +96,24 @@ def test_launchers_of_every_kind(launcher: str, ranks: int, tmp_path: Path) -> N
 
 
 def tune_and_apply(command: list[str], folder: Path, workers: int, ranks: int = 1, **env: str) -> None:
-    """Tune a training, then apply a worker count: each rank gets what it gets without feedtune."""
+    """Tune and watch a training, then apply a worker count: each rank gets what it gets without feedtune."""
     more = {**env, "OMP_NUM_THREADS": "1"}
     short = {**more, "STEPS": str(STEPS)}
     own = environment(**short, LOGS=str(folder))
-    with subprocess.Popen(command, cwd=folder, env=own, stderr=subprocess.DEVNULL) as bare:
+    watching = [*FEEDTUNE, "run", "--out", str(folder / "watched"), "--", *command]
+    seen = environment(**short, LOGS=str(folder / "seen"))
+    (folder / "seen").mkdir()
+    with (
+        subprocess.Popen(command, cwd=folder, env=own, stderr=subprocess.DEVNULL) as bare,
+        subprocess.Popen(watching, cwd=folder, env=seen, stderr=subprocess.DEVNULL) as watched,
+    ):
         document = found(folder / "run", command, LOGS=str(folder / "throw-away"), **more)
-    assert bare.returncode == 0
+    assert (bare.returncode, watched.returncode) == (0, 0)
     assert document["world_size"] == ranks
+    (training,) = result_of(folder / "watched")["trainings"]
+    assert training["world_size"] == ranks
+    assert training["job"]["steps"] >= STEPS  # a loop that counts takes a batch more than it trains on
+    assert training["loader"]["identity"] == document["loader"]["identity"]
 
     run = tuned(folder / "tuned", document["loader"]["identity"], num_workers=workers, prefetch_factor=3)
     (folder / "applied").mkdir()
@@ -111,7 +121,8 @@ def tune_and_apply(command: list[str], folder: Path, workers: int, ranks: int = 
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(f"feedtune apply: num_workers={workers}, prefetch_factor=3") == 1, done.stderr
     for rank in range(ranks):
-        assert (folder / "applied" / f"got{rank}").read_text() == (folder / f"got{rank}").read_text()
+        received = {(folder / place / f"got{rank}").read_text() for place in (".", "seen", "applied")}
+        assert len(received) == 1
 
 
 def found(run: Path, command: list[str], **env: str) -> dict:
