@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from feedtune.analysis.align import Timeline
@@ -19,6 +19,7 @@ from feedtune.analysis.rounds import RoundLoss, lose
 from feedtune.analysis.stats import rank_correlation
 
 _LEAST_ROUNDS = 5  # that have to vote
+WAITS = ("data", "imbalance/input")
 _LONE_IN = 50  # steps: what comes more often is no exception
 
 
@@ -54,6 +55,7 @@ class Loss:
         share: of the step.
         culprit: the rank that is last, where it is one.
         rho: rank correlation between elements and work, of ``imbalance/lengths``.
+        hidden_s: seconds besides, which without this the job would wait for its workers instead.
     """
 
     kind: str
@@ -61,6 +63,7 @@ class Loss:
     share: float
     culprit: Culprit | None = None
     rho: float | None = None
+    hidden_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Losses:
 
     Attributes:
         step_s: the mean step that they are shares of.
-        found: those above zero.
+        found: those above zero, what is hidden included.
         lone: steps that are left out here, since something happened in them once.
     """
 
@@ -89,7 +92,8 @@ def find_losses(
         supply: seconds a step that each rank's workers need when they are never held up
             (``feedtune.analysis.workers``), of several loaders those of the slowest. Where all ranks' loaders
             are about equally slow, the slightly faster ones have full queues while they wait for the slowest:
-            only this tells that case from one slow rank.
+            only this tells that case from one slow rank. Nor is the job any faster than the slowest workers
+            without whatever else its steps lose time to.
     """
     lone = lone_steps(timeline)
     places = [place for place in timeline.measured if place not in lone]
@@ -110,8 +114,23 @@ def find_losses(
         timeline, rounds, parts["data_wait_s"], budget.data_at_least_s, step_s, supply or {}
     )
     losses += _work_losses(timeline, rounds, parts["straggle_s"], step_s)
-    losses.sort(key=lambda one: -one.seconds)
+    most_s = step_s - max((supply or {}).values(), default=0.0)
+    losses = [_beside_workers(one, max(0.0, most_s), step_s) for one in losses]
+    losses.sort(key=lambda one: (-one.seconds, -one.hidden_s))
     return Losses(step_s, tuple(losses), len(lone))
+
+
+def _beside_workers(loss: Loss, most_s: float, step_s: float) -> Loss:
+    """A loss, as far as the job would be faster without it while its workers make what they make now.
+
+    Args:
+        loss: as found in the steps, which free of it would wait for data.
+        most_s: what a step takes longer than the slowest workers need for it.
+        step_s: mean step.
+    """
+    if loss.kind in WAITS or loss.seconds <= most_s:
+        return loss
+    return replace(loss, seconds=most_s, share=most_s / step_s, hidden_s=loss.seconds - most_s)
 
 
 def lone_steps(timeline: Timeline) -> set[int]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
 from feedtune.analysis.align import Timeline
-from feedtune.analysis.blame import Loss, Losses, find_losses
+from feedtune.analysis.blame import WAITS, Loss, Losses, find_losses
 from feedtune.analysis.budget import FLAGS, TrainingBudget
 from feedtune.analysis.policy import POLICY
-from feedtune.analysis.steps import PAUSES, Figures
 
 _PART = {
     "data": "data_wait_s",
@@ -78,11 +77,16 @@ def classify(
         return TrainingClass("unknown", None, False, None, None, ("No steps were measured.",), (), 0)
     material = [one for one in losses.found if one.share >= _least(one)]
     blind = not timeline.waits_seen or (not timeline.synced and not timeline.alone)
-    if not material:
+    hidden = _most_hidden(losses)
+    if not material and hidden is None:
         kind = "unknown" if blind else "healthy"
         said = _nothing(losses, budget)
         return TrainingClass(kind, None, False, None, None, said, losses.found, losses.lone)
-    kind, leading = _leading(material, timeline.waits_seen)
+    if material:
+        kind, leading = _leading(material, timeline.waits_seen)
+    else:
+        assert hidden is not None
+        kind, leading = "mixed", [*(one for one in losses.found if one.kind in WAITS), _shown(hidden, losses)]
     share = min(1.0, sum(one.share for one in leading))
     ranks = {one.culprit.rank if one.culprit and one.culprit.sure else None for one in leading}
     return TrainingClass(
@@ -94,6 +98,7 @@ def classify(
         (
             *(_sentence(one, losses.step_s, timeline, budget) for one in leading),
             *_ready(leading, losses, supply or {}, empty or {}),
+            *_behind(hidden, bool(material)),
             *_lone(losses),
         ),
         losses.found,
@@ -126,31 +131,6 @@ def tell_other(
     )
 
 
-def tell_pauses(job: Figures, ranks: Mapping[int, Figures]) -> tuple[str, ...]:
-    """What keeps coming between the steps, where that takes long; the class is that of the steps."""
-    pauses = sorted(job.pauses.items(), key=lambda one: -one[1])
-    share = sum(job.pauses.values()) / job.seconds if job.seconds > 0 else 0.0
-    if share < POLICY.material:
-        return ()
-    told = []
-    for tag, seconds in pauses:
-        if seconds < POLICY.pause * job.seconds:
-            continue
-        by = [rank for rank, one in ranks.items() if one.pauses.get(tag, 0.0) >= seconds / 2]
-        alone = f", rank {by[0]} alone" if len(by) == 1 < len(ranks) else ""
-        told.append(f"{PAUSES.get(tag, 'first batches')} {seconds / job.seconds:.0%}{alone}")
-    said = f"Between these steps {share:.0%} of the time passes with something else: {', '.join(told)}."
-    anew = sum(seconds for tag, seconds in pauses if tag not in _SCRIPTS_OWN)
-    return (said, _ANEW) if anew >= POLICY.material * job.seconds else (said,)
-
-
-_SCRIPTS_OWN = ("eval", "save", "epoch")  # pauses that are no start of a loader
-_ANEW = (
-    "A first batch waits for workers to start, which persistent_workers=True saves, and for what the data "
-    "set does at its beginning, which longer epochs save."
-)
-
-
 def _least(one: Loss) -> float:
     """The share from which a loss counts; ranks that differ by chance are not worth a word so soon."""
     return POLICY.severe if one.kind == "imbalance/turns" else POLICY.material
@@ -176,6 +156,33 @@ def _nothing(losses: Losses, budget: TrainingBudget) -> tuple[str, ...]:
     chance = [one for one in losses.found if one.share >= POLICY.material]  # of ranks that are late in turns
     more = tuple(f"By chance, {_NAMES[one.kind]} cost {one.share:.1%}." for one in chance)
     return (f"{said}{largest}.", *more, *_lone(losses))
+
+
+def _most_hidden(losses: Losses) -> Loss | None:
+    """The largest loss that shows only once batches come faster, if it is worth a word."""
+    most = max(losses.found, key=lambda one: one.hidden_s, default=None)
+    return None if most is None or most.hidden_s < POLICY.material * losses.step_s else most
+
+
+def _shown(loss: Loss, losses: Losses) -> Loss:
+    """A loss with what is hidden of it."""
+    seconds = loss.seconds + loss.hidden_s
+    return replace(loss, seconds=seconds, share=seconds / losses.step_s, hidden_s=0.0)
+
+
+def _behind(hidden: Loss | None, material: bool) -> tuple[str, ...]:
+    """That a loss is won only together with faster loading."""
+    if hidden is None:
+        return ()
+    if not material:
+        return ("Neither is won alone: the workers need as long for a batch as a step takes.",)
+    name = _NAMES[hidden.kind]
+    if hidden.culprit is not None and hidden.culprit.sure:
+        name = name.replace("one rank's", f"rank {hidden.culprit.rank}'s")
+    return (
+        f"Besides, {name}: {_ms(hidden.hidden_s)} a step, won only once batches come faster, since the "
+        "workers need as long for them.",
+    )
 
 
 def _lone(losses: Losses) -> tuple[str, ...]:

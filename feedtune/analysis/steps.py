@@ -18,7 +18,10 @@ from typing import Any, NamedTuple
 from feedtune.analysis.blocks import MIN_PERIODS, clean_stretches
 from feedtune.analysis.pacing import warmup_steps
 
-PAUSES = {"eval": "evaluation", "save": "saves", "epoch": "between epochs", "restart": "data begun anew"}
+PAUSES = {
+    "eval": "evaluation", "save": "saves", "eval_save": "evaluation and saves", "epoch": "between epochs",
+    "restart": "data begun anew",
+}  # fmt: skip
 
 
 class StepSeen(NamedTuple):
@@ -28,7 +31,7 @@ class StepSeen(NamedTuple):
         step: number of the batch in the rank's training, from 0.
         enter_s: the loop asked for the batch (monotonic seconds).
         return_s: the loop got it.
-        tag: what the time before ``enter_s`` held besides training (eval, save, epoch, restart), or ``None``.
+        tag: what the time before ``enter_s`` held besides training (a key of ``PAUSES``), or ``None``.
         made_s: for the first batch of an iteration, how long making the iterator took; else ``None``.
         parts: what else was seen of the step (``feedtune.analysis.align`` has the keys); ``None``: nothing.
     """

@@ -163,8 +163,9 @@ class Observer(Runtime):
         if other is watch:
             other_s = float("-inf")
         tag, pause_s = self._pause
-        if max(other_s, pause_s) > watch.last_s > float("-inf"):
-            return "eval" if other_s > pause_s else tag
+        if watch.last_s > float("-inf") and max(other_s, pause_s) > watch.last_s:
+            between = [name for name, at in (("eval", other_s), (tag, pause_s)) if at > watch.last_s]
+            return "_".join(between)
         return "epoch" if first and watch.batches > 1 else None
 
     def _becomes_training(self, watch: LightWatch, trained: bool) -> bool:
@@ -193,8 +194,8 @@ class Observer(Runtime):
         # Before the first optimizer step a batch of another that trains, too, looks like an evaluation.
         several = any(other.trained for other in self._all() if other is not watch)
         for enter_s, return_s, tag, made_s in rows:
-            if several and tag == "eval":
-                tag = None
+            if several and tag in ("eval", "eval_save"):
+                tag = "save" if tag == "eval_save" else None
             moved, before = before is not None, None
             file.add((enter_s, return_s, tag or ("restart" if moved else None), made_s))
             self._stop_at_limit(file)

@@ -121,7 +121,7 @@ class _Watcher:
             if self._wake in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake, 4096)
-                self.reap()
+            self.reap()  # now and then without a wake-up, too: whoever started feedtune may block SIGCHLD
             self._look()
 
     def _look(self) -> None:

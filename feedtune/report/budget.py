@@ -12,6 +12,7 @@ _PARTS = {
     "data_wait_s": "data", "h2d_s": "copy", "compute_s": "compute", "communication_s": "comm",
     "straggle_s": "straggle", "stall_s": "gc", "rest_s": "rest",
 }  # fmt: skip
+_UNLIKE = 0.1  # what starvation and the steps' own share of waiting differ by where something is wrong
 _MOST = 0.95  # of the steps; where fewer were taken down in full, it is told
 
 
@@ -111,6 +112,19 @@ def worker_lines(training: dict[str, Any]) -> list[str]:
     return found
 
 
+def _unlike(document: dict[str, Any], starvation: float) -> str:
+    """What it means that starvation is not the share of the steps that waits for data."""
+    shares = [training["job"]["budget"]["shares"]["data_wait"] for training in document["trainings"]]
+    if not shares or shares[0] is None or abs(starvation - shares[0]) < _UNLIKE:
+        return ""
+    why = "other work on this machine while the first block ran"
+    if starvation < shares[0]:
+        why = "other work on this machine while the ceiling was measured"
+    elif document["trainings"][0]["loader"]["num_workers"]:
+        why = f"workers that take CPU time from the training, or {why}"
+    return f"; the steps wait {shares[0]:.1%} for data, and the difference is {why}"
+
+
 def ceiling_lines(document: dict[str, Any]) -> list[str]:
     """The training against free data."""
     found = document["ceiling"]
@@ -123,6 +137,7 @@ def ceiling_lines(document: dict[str, Any]) -> list[str]:
     told = f"accelerator utilization {found['au']:.1%}, starvation {starved:.1%} of its steps"
     if found["au"] > 1:
         told = f"{found['au'] - 1:.1%} above it, which is noise: no starvation is to be seen"
+    told += _unlike(document, found["starvation"])
     lines = [
         f"ceiling (data is free) {found['ceiling']:.2f} steps/s ({', '.join(kinds)}); as it is "
         f"{found['rate']:.2f}: {told}"

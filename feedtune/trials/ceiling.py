@@ -95,6 +95,7 @@ class CeilingRun(LiveRun):
         """Blocks of cached batches with and without gradient synchronization, in turns."""
         pinned = max(self.answer.ceilings, key=lambda kind: self.answer.ceilings[kind] or 0.0)
         plan = self.trials.ceiling_plan(pinned)
+        self.tell(f"cached batches in {_PAIRS} pairs, each without and then with gradient synchronization:")
         for _ in range(_PAIRS):
             for synced in (False, True):
                 self._synced[synced].append(self.trials.run(replace(plan, no_sync=not synced)))

@@ -131,7 +131,8 @@ class LiveRun(ABC):
         except KeyboardInterrupt:
             self.answer.interrupted = True
             with contextlib.suppress(OSError):  # what we write to may have ended by the same Ctrl-C (tee)
-                self.tell(f"interrupted; what was measured until now is in {self.run_dir.path}")
+                kept = f"what was measured until now is in {self.run_dir.path}"
+                self.tell(f"interrupted; {kept if self.trials.blocks else 'nothing was measured yet'}")
             raise
         finally:
             self.interrupts.hold()

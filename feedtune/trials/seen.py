@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from feedtune.analysis.align import line_up
+from feedtune.analysis.apart import advise, tell_pauses
 from feedtune.analysis.budget import measure_budget
-from feedtune.analysis.classes import classify, tell_other, tell_pauses
+from feedtune.analysis.classes import classify, tell_other
 from feedtune.analysis.steps import StepSeen, choose_steps, measure_steps
-from feedtune.analysis.validation import advise
 from feedtune.analysis.workers import Line, WorkersSeen, measure_queue, measure_workers
 from feedtune.inside.linefiles import LineFile
 
@@ -183,6 +183,17 @@ def _others(seen: RankSeen, seconds: float) -> list[dict[str, Any]] | None:
     return None if others is None else [{**other, "advice": advise(other, seconds)} for other in others]
 
 
+_REMEDIES = {
+    "imbalance/compute": "What one rank does alone (logs, metrics) belongs in a thread, or in fewer steps; "
+    "if it does nothing alone, its GPU's clocks and its cores are in RUN/readings.jsonl.",
+    "imbalance/lengths": "Batches of like sizes: bucket samples by length, alike on all ranks.",
+    "communication": "Fewer exchanges: no_sync() while gradients are added up. Smaller ones: "
+    "bf16_compress_hook of torch.distributed.algorithms.ddp_comm_hooks.",
+    "sched/gc": "Less garbage collection: gc.freeze() once all is set up, or gc.disable() and gc.collect() "
+    "every so many steps.",
+}
+
+
 def reading(trainings: Sequence[Mapping[str, Any]], against_free_data: bool = False) -> str:
     """What the parts of a step are, and the next command."""
     if not trainings:
@@ -199,6 +210,7 @@ def reading(trainings: Sequence[Mapping[str, Any]], against_free_data: bool = Fa
     classes = {t["finding"]["class"] for t in trainings}
     if classes & {"data", "imbalance/input", "mixed"}:
         found.append("Better loader settings: feedtune tune -- CMD.")
-    if not against_free_data:
+    found += [said for kind, said in _REMEDIES.items() if kind in classes]
+    if not against_free_data and classes & {"data", "imbalance/input", "mixed", "healthy", "unknown"}:
         found.append("Against its speed when data is free: feedtune run --ceiling -- CMD.")
     return " ".join(found)

@@ -155,9 +155,17 @@ def test_of_a_long_run_it_is_told_which_steps_the_parts_are_of(tmp_path: Path, c
 
 @pytest.mark.parametrize(
     ("rate", "said"),
-    [(8.0, "accelerator utilization 80.0%, starvation 20.0%"), (10.3, "3.0% above it, which is noise")],
+    [
+        (8.0, "accelerator utilization 80.0%, starvation 20.0% of its steps data:"),
+        (5.0, "the steps wait 25.0% for data, and the difference is workers that take CPU time from the"),
+        (
+            9.5,
+            "the steps wait 25.0% for data, and the difference is other work on this machine while the ceil",
+        ),
+        (10.3, "3.0% above it, which is noise"),
+    ],
 )
-def test_a_ceiling_that_noise_put_below_the_rate_is_told_as_that(
+def test_a_ceiling_is_told_beside_what_the_steps_wait_for_data(
     tmp_path: Path, capsys, rate: float, said: str
 ) -> None:
     write_rank(tmp_path, 0, 60, world=1)

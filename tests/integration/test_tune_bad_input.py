@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -48,6 +49,14 @@ def test_command_that_fails_at_once_shows_its_own_error(tmp_path: Path) -> None:
 
 def test_command_that_never_makes_a_loader(tmp_path: Path) -> None:
     fails(tmp_path, 3, "--", PYTHON, script(tmp_path, "import torch.utils.data\n"), says="never made")
+
+
+def test_an_end_is_seen_where_whoever_started_feedtune_blocks_sigchld(tmp_path: Path) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        fails(tmp_path, 3, "--", PYTHON, script(tmp_path, ""), says="never imported torch.utils.data")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @pytest.mark.slow

@@ -135,6 +135,29 @@ def test_loaders_that_are_equally_slow_are_no_single_ranks_fault() -> None:
     assert (slow.kind, slow.rank) == ("imbalance/input", 1)
 
 
+@pytest.mark.parametrize(
+    ("late_s", "made_s", "kind", "rank", "seconds", "hidden_s"),
+    [
+        (0.010, 0.040, "data", None, 0.000, 0.010),  # 29 ms of work would wait for batches as 40 do
+        (0.020, 0.040, "mixed", None, 0.000, 0.020),  # and 39 ms, with hardly a wait to be seen
+        (0.020, 0.030, "imbalance/compute", 0, 0.010, 0.010),
+        (0.020, 0.010, "imbalance/compute", 0, 0.020, 0.000),
+    ],
+)
+def test_without_a_ranks_extra_work_the_job_is_as_fast_as_its_workers(
+    late_s: float, made_s: float, kind: str, rank: int | None, seconds: float, hidden_s: float
+) -> None:
+    job = Job(made=made_s, after=on(0, late_s), comm=0.0)
+    found = classified(job, supply={0: made_s, 1: made_s})
+    assert (found.kind, found.rank) == (kind, rank)
+    (work,) = [one for one in found.losses if one.kind == "imbalance/compute"]
+    assert work.seconds == pytest.approx(seconds, abs=0.001)
+    assert work.hidden_s == pytest.approx(hidden_s, abs=0.001)
+    said = " ".join(found.evidence)
+    assert ("Besides, rank 0's work" in said) == (kind != "mixed" and hidden_s > 0)
+    assert ("Neither is won alone" in said) == (kind == "mixed")
+
+
 def test_loaders_that_are_late_in_bursts_at_different_steps_are_all_short() -> None:
     job = Job(wait=lambda rank, step: 0.06 if step % 4 == rank else 0.0, ranks=4)
     found = classified(job, workers=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated_ranks import measured
 
-from feedtune.analysis.classes import tell_pauses
+from feedtune.analysis.apart import tell_pauses
 from feedtune.analysis.steps import Counted, StepSeen
 
 

@@ -119,6 +119,7 @@ def test_other_interpreters_answer_in_the_same_form(hang, tmp_path, version) -> 
 
 
 def test_the_worker_of_a_real_loader_that_hangs_is_found(hang, tmp_path) -> None:
+    pytest.importorskip("torch")
     process = hang(
         """
         from torch.utils.data import DataLoader, Dataset

@@ -334,13 +334,13 @@ def test_an_evaluation_and_a_save_are_pauses(watched: Watched, tmp_path: Path) -
     training, loader = Training(), DataLoader(Rows(), batch_size=4)
     for number, batch in enumerate(loader):
         training.step(batch)
-        if number == 6:
+        if number in (6, 10):
             for other in DataLoader(Rows(8), batch_size=8):
                 training.model(other)
-        if number == 8:
+        if number in (8, 10):
             torch.save(batch, tmp_path / "saved")
     tags = {row[0]: row[3] for row in watched.rows() if len(row) > 3 and row[3]}
-    assert tags == {7: "eval", 9: "save"}
+    assert tags == {7: "eval", 9: "save", 11: "eval_save"}
 
 
 def test_a_batch_that_is_skipped_is_a_step_too(watched: Watched) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedtune.analysis.validation import advise
+from feedtune.analysis.apart import advise
 
 OTHER = {
     "trains": False, "num_workers": 2, "persistent_workers": False, "iterations": 5, "wait_s": 1.0,
