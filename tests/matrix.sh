@@ -39,10 +39,9 @@ for python in "$@"; do
   fi
   # Not in a condition, where bash would not stop at a command that fails.
   set +e
-  (set -e; "$way" "$python" "$version") >"$work/log" 2>&1
+  (set -e; "$way" "$python" "$version")
   code=$?
   set -e
-  tail -n 25 "$work/log"
   if [ "$code" -eq 0 ]; then echo "== $name: passed"; else echo "== $name: FAILED"; outcome=1; fi
 done
 exit "$outcome"
