@@ -20,8 +20,11 @@ with_torch() {
 
 without_torch() {
   local place="$work/$2" script=tests/integration/scripts/latency.py
-  mkdir "$place" && cp -r "$root"/{feedtune,shard_tools,tests,configs,pyproject.toml,README.md,LICENSE} "$place"
-  cd "$place" && "$1" -m venv .venv && .venv/bin/pip install -q . 'pytest>=8' 'jsonschema>=4'
+  mkdir "$place"
+  cp -r "$root"/{feedtune,shard_tools,tests,configs,pyproject.toml,README.md,LICENSE} "$place"
+  cd "$place"
+  "$1" -m venv .venv
+  .venv/bin/pip install -q . 'pytest>=8' 'jsonschema>=4'
   .venv/bin/python -m pytest -q -p no:cacheprovider --ignore tests/unit/shard_tools/test_read.py \
     "${torchless[@]/#/tests/}"
   .venv/bin/feedtune tune --out run --set num_workers=4 -- "$train" "$script"

@@ -7,6 +7,7 @@ from typing import Any
 
 from feedtune.analysis.policy import POLICY
 from feedtune.analysis.steps import PAUSES, Figures
+from shard_tools.units import format_seconds
 
 _SCRIPTS_OWN = ("eval", "save", "eval_save", "epoch")  # pauses that are no start of a loader
 _ANEW = (
@@ -25,7 +26,7 @@ def tell_pauses(job: Figures, ranks: Mapping[int, Figures]) -> tuple[str, ...]:
     for tag, seconds in pauses:
         if seconds < POLICY.pause * job.seconds:
             continue
-        by = [rank for rank, one in ranks.items() if one.pauses.get(tag, 0.0) >= seconds / 2]
+        by = [rank for rank, one in ranks.items() if _spent(one, tag) >= seconds / 2]
         alone = f", rank {by[0]} alone" if len(by) == 1 < len(ranks) else ""
         told.append(f"{PAUSES.get(tag, 'first batches')} {seconds / job.seconds:.0%}{alone}")
     said = f"Between these steps {share:.0%} of the time passes with something else: {', '.join(told)}."
@@ -33,22 +34,27 @@ def tell_pauses(job: Figures, ranks: Mapping[int, Figures]) -> tuple[str, ...]:
     return (said, _ANEW) if anew >= POLICY.material * job.seconds else (said,)
 
 
+def _spent(rank: Figures, tag: str) -> float:
+    """A rank's part of a pause; where one rank alone saves after an evaluation, all have had that."""
+    tags = ("eval", "save", tag) if tag == "eval_save" else (tag,)
+    return sum(rank.pauses.get(one, 0.0) for one in tags)
+
+
 def advise(other: Mapping[str, Any], seconds: float) -> str | None:
     """Advice on a loader besides the recorded one.
 
     Args:
         other: one of the ``others`` of a rank in a ``feedtune.run/1`` document.
-        seconds: of the rank's training, evaluations included.
+        seconds: of the rank's training.
 
     Returns:
         A sentence; ``None`` where it trains, where waiting for it takes next to none of the time, or where
         nothing about its workers makes it wait.
     """
     waited_s, first_s = other["wait_s"] + other["first_s"], other["first_s"]
-    share = waited_s / seconds if seconds > 0 else 0.0
-    if other["trains"] or share < POLICY.pause:
+    if other["trains"] or other["num_workers"] is None or waited_s <= POLICY.pause * seconds:
         return None
-    takes = f"Waiting for it takes {share:.0%} of the time"
+    takes = f"Waiting for it took {format_seconds(waited_s)}"
     if not other["num_workers"]:
         return f"{takes}: its batches are made in the training process; workers would make them beside it."
     if other["wait_s"] >= first_s:

@@ -19,6 +19,7 @@ from feedtune.analysis.rounds import RoundLoss, lose
 from feedtune.analysis.stats import rank_correlation
 
 _LEAST_ROUNDS = 5  # that have to vote
+_MOSTLY = 0.5  # of the steps without a batch that was ready: the workers are what is slow
 WAITS = ("data", "imbalance/input")
 _LONE_IN = 50  # steps: what comes more often is no exception
 
@@ -74,15 +75,30 @@ class Losses:
         step_s: the mean step that they are shares of.
         found: those above zero, what is hidden included.
         lone: steps that are left out here, since something happened in them once.
+        most_s: what a step takes longer than the slowest workers that the job waits for need for it: more is
+            not won without faster loading.
     """
 
     step_s: float
     found: tuple[Loss, ...]
     lone: int
+    most_s: float
+
+    def shown(self) -> list[Loss]:
+        """The losses with what is hidden of them, largest first."""
+        whole = [
+            replace(one, seconds=s, share=s / self.step_s)
+            for one in self.found
+            for s in [one.seconds + one.hidden_s]
+        ]
+        return sorted(whole, key=lambda one: -one.seconds)
 
 
 def find_losses(
-    timeline: Timeline, budget: TrainingBudget, supply: Mapping[int, float] | None = None
+    timeline: Timeline,
+    budget: TrainingBudget,
+    supply: Mapping[int, float] | None = None,
+    empty: Mapping[int, float] | None = None,
 ) -> Losses | None:
     """What the job's steps lose time to; ``None`` without measured steps.
 
@@ -92,8 +108,9 @@ def find_losses(
         supply: seconds a step that each rank's workers need when they are never held up
             (``feedtune.analysis.workers``), of several loaders those of the slowest. Where all ranks' loaders
             are about equally slow, the slightly faster ones have full queues while they wait for the slowest:
-            only this tells that case from one slow rank. Nor is the job any faster than the slowest workers
-            without whatever else its steps lose time to.
+            only this tells that case from one slow rank.
+        empty: of each rank with workers the share of its steps in which no batch was ready. Where that is
+            most of them, the job is no faster than these workers without whatever else it loses time to.
     """
     lone = lone_steps(timeline)
     places = [place for place in timeline.measured if place not in lone]
@@ -114,10 +131,11 @@ def find_losses(
         timeline, rounds, parts["data_wait_s"], budget.data_at_least_s, step_s, supply or {}
     )
     losses += _work_losses(timeline, rounds, parts["straggle_s"], step_s)
-    most_s = step_s - max((supply or {}).values(), default=0.0)
-    losses = [_beside_workers(one, max(0.0, most_s), step_s) for one in losses]
+    bind = [s for rank, s in (supply or {}).items() if (empty or {}).get(rank, 0.0) > _MOSTLY]
+    most_s = max(0.0, step_s - max(bind, default=0.0)) if timeline.waits_seen else step_s
+    losses = [_beside_workers(one, most_s, step_s) for one in losses]
     losses.sort(key=lambda one: (-one.seconds, -one.hidden_s))
-    return Losses(step_s, tuple(losses), len(lone))
+    return Losses(step_s, tuple(losses), len(lone), most_s)
 
 
 def _beside_workers(loss: Loss, most_s: float, step_s: float) -> Loss:
@@ -125,7 +143,7 @@ def _beside_workers(loss: Loss, most_s: float, step_s: float) -> Loss:
 
     Args:
         loss: as found in the steps, which free of it would wait for data.
-        most_s: what a step takes longer than the slowest workers need for it.
+        most_s: as of ``Losses``.
         step_s: mean step.
     """
     if loss.kind in WAITS or loss.seconds <= most_s:

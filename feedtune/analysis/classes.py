@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
 
@@ -72,33 +72,33 @@ def classify(
         supply: as of ``find_losses``.
         empty: of each rank with workers the share of its steps in which no batch was ready.
     """
-    losses = find_losses(timeline, budget, supply)
+    losses = find_losses(timeline, budget, supply, empty)
     if losses is None:
         return TrainingClass("unknown", None, False, None, None, ("No steps were measured.",), (), 0)
     material = [one for one in losses.found if one.share >= _least(one)]
     blind = not timeline.waits_seen or (not timeline.synced and not timeline.alone)
-    hidden = _most_hidden(losses)
-    if not material and hidden is None:
+    alone = bool(material)
+    if not alone:  # it may be that nothing is won without faster loading
+        material = [one for one in losses.shown() if one.share >= _least(one)]
+    if not material:
         kind = "unknown" if blind else "healthy"
         said = _nothing(losses, budget)
         return TrainingClass(kind, None, False, None, None, said, losses.found, losses.lone)
-    if material:
-        kind, leading = _leading(material, timeline.waits_seen)
-    else:
-        assert hidden is not None
-        kind, leading = "mixed", [*(one for one in losses.found if one.kind in WAITS), _shown(hidden, losses)]
+    kind, leading = _leading(material, timeline.waits_seen)
     share = min(1.0, sum(one.share for one in leading))
+    waits = sum(one.share for one in leading if one.kind in WAITS)
+    won = min(share, waits + losses.most_s / losses.step_s)
     ranks = {one.culprit.rank if one.culprit and one.culprit.sure else None for one in leading}
     return TrainingClass(
         kind,
         share,
         share >= POLICY.severe,
         ranks.pop() if len(ranks) == 1 else None,
-        1 / (1 - share) if kind != "unknown" and share < 1 else None,
+        1 / (1 - won) if kind != "unknown" and alone and won < 1 else None,
         (
             *(_sentence(one, losses.step_s, timeline, budget) for one in leading),
             *_ready(leading, losses, supply or {}, empty or {}),
-            *_behind(hidden, bool(material)),
+            *_behind(losses, alone),
             *_lone(losses),
         ),
         losses.found,
@@ -158,31 +158,24 @@ def _nothing(losses: Losses, budget: TrainingBudget) -> tuple[str, ...]:
     return (f"{said}{largest}.", *more, *_lone(losses))
 
 
-def _most_hidden(losses: Losses) -> Loss | None:
-    """The largest loss that shows only once batches come faster, if it is worth a word."""
-    most = max(losses.found, key=lambda one: one.hidden_s, default=None)
-    return None if most is None or most.hidden_s < POLICY.material * losses.step_s else most
+def _behind(losses: Losses, alone: bool) -> tuple[str, ...]:
+    """What is won only together with faster loading.
 
-
-def _shown(loss: Loss, losses: Losses) -> Loss:
-    """A loss with what is hidden of it."""
-    seconds = loss.seconds + loss.hidden_s
-    return replace(loss, seconds=seconds, share=seconds / losses.step_s, hidden_s=0.0)
-
-
-def _behind(hidden: Loss | None, material: bool) -> tuple[str, ...]:
-    """That a loss is won only together with faster loading."""
-    if hidden is None:
+    Args:
+        losses: of the mean step.
+        alone: whether something is won without.
+    """
+    needed = f"the workers need {_ms(losses.step_s - losses.most_s)} for a batch"
+    if not alone:
+        return (f"None of it is won alone: {needed}.",)
+    found = [one for one in losses.found if one.hidden_s >= _least(one) * losses.step_s]
+    most = max(found, key=lambda one: one.hidden_s, default=None)
+    if most is None:
         return ()
-    if not material:
-        return ("Neither is won alone: the workers need as long for a batch as a step takes.",)
-    name = _NAMES[hidden.kind]
-    if hidden.culprit is not None and hidden.culprit.sure:
-        name = name.replace("one rank's", f"rank {hidden.culprit.rank}'s")
-    return (
-        f"Besides, {name}: {_ms(hidden.hidden_s)} a step, won only once batches come faster, since the "
-        "workers need as long for them.",
-    )
+    name = _NAMES[most.kind]
+    if most.culprit is not None and most.culprit.sure:
+        name = name.replace("one rank's", f"rank {most.culprit.rank}'s")
+    return (f"Besides, {name}: {_ms(most.hidden_s)} a step, won only once batches come faster: {needed}.",)
 
 
 def _lone(losses: Losses) -> tuple[str, ...]:

@@ -117,12 +117,10 @@ def _unlike(document: dict[str, Any], starvation: float) -> str:
     shares = [training["job"]["budget"]["shares"]["data_wait"] for training in document["trainings"]]
     if not shares or shares[0] is None or abs(starvation - shares[0]) < _UNLIKE:
         return ""
-    why = "other work on this machine while the first block ran"
-    if starvation < shares[0]:
-        why = "other work on this machine while the ceiling was measured"
-    elif document["trainings"][0]["loader"]["num_workers"]:
-        why = f"workers that take CPU time from the training, or {why}"
-    return f"; the steps wait {shares[0]:.1%} for data, and the difference is {why}"
+    why = "other work on this machine meanwhile"
+    if starvation > shares[0]:
+        why = f"copies to the GPU that are faster when pinned, workers that take CPU time, or {why}"
+    return f"; the steps wait {shares[0]:.1%} for data: the difference may be {why}"
 
 
 def ceiling_lines(document: dict[str, Any]) -> list[str]:
@@ -137,7 +135,8 @@ def ceiling_lines(document: dict[str, Any]) -> list[str]:
     told = f"accelerator utilization {found['au']:.1%}, starvation {starved:.1%} of its steps"
     if found["au"] > 1:
         told = f"{found['au'] - 1:.1%} above it, which is noise: no starvation is to be seen"
-    told += _unlike(document, found["starvation"])
+    else:
+        told += _unlike(document, found["starvation"])
     lines = [
         f"ceiling (data is free) {found['ceiling']:.2f} steps/s ({', '.join(kinds)}); as it is "
         f"{found['rate']:.2f}: {told}"

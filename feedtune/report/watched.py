@@ -133,5 +133,5 @@ def _others(training: dict[str, Any]) -> list[str]:
             f"{format_count(other['batches'])} batches in {format_count(other['iterations'])} iterations, "
             f"waited {waits}, for first batches {format_seconds(other['first_s'])}{made}"
         )
-        found += [f"  {one['advice']}" for _, one in same if one["advice"]][:1]
+        found += [f"  {one['advice']}" for _, one in same if one.get("advice")][:1]
     return found

@@ -178,14 +178,14 @@ def training(number: int, ranks: Mapping[int, RankSeen]) -> dict[str, Any]:
 
 
 def _others(seen: RankSeen, seconds: float) -> list[dict[str, Any]] | None:
-    """Loaders besides the recorded one, each with advice; ``None`` where the process was killed."""
+    """Loaders besides the recorded one, each with advice; ``None``: not known."""
     others = seen.about.get("others")
     return None if others is None else [{**other, "advice": advise(other, seconds)} for other in others]
 
 
 _REMEDIES = {
     "imbalance/compute": "What one rank does alone (logs, metrics) belongs in a thread, or in fewer steps; "
-    "if it does nothing alone, its GPU's clocks and its cores are in RUN/readings.jsonl.",
+    "if it does nothing alone, look at its GPU's clocks and its cores.",
     "imbalance/lengths": "Batches of like sizes: bucket samples by length, alike on all ranks.",
     "communication": "Fewer exchanges: no_sync() while gradients are added up. Smaller ones: "
     "bf16_compress_hook of torch.distributed.algorithms.ddp_comm_hooks.",
@@ -210,7 +210,9 @@ def reading(trainings: Sequence[Mapping[str, Any]], against_free_data: bool = Fa
     classes = {t["finding"]["class"] for t in trainings}
     if classes & {"data", "imbalance/input", "mixed"}:
         found.append("Better loader settings: feedtune tune -- CMD.")
-    found += [said for kind, said in _REMEDIES.items() if kind in classes]
+    mixed = [t["finding"]["losses"][:2] for t in trainings if t["finding"]["class"] == "mixed"]
+    leading = {one["kind"] for losses in mixed for one in losses}
+    found += [said for kind, said in _REMEDIES.items() if kind in classes | leading]
     if not against_free_data and classes & {"data", "imbalance/input", "mixed", "healthy", "unknown"}:
         found.append("Against its speed when data is free: feedtune run --ceiling -- CMD.")
     return " ".join(found)

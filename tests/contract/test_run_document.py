@@ -157,10 +157,10 @@ def test_of_a_long_run_it_is_told_which_steps_the_parts_are_of(tmp_path: Path, c
     ("rate", "said"),
     [
         (8.0, "accelerator utilization 80.0%, starvation 20.0% of its steps data:"),
-        (5.0, "the steps wait 25.0% for data, and the difference is workers that take CPU time from the"),
+        (5.0, "the steps wait 25.0% for data: the difference may be copies to the GPU that"),
         (
             9.5,
-            "the steps wait 25.0% for data, and the difference is other work on this machine while the ceil",
+            "the steps wait 25.0% for data: the difference may be other work on this machine",
         ),
         (10.3, "3.0% above it, which is noise"),
     ],

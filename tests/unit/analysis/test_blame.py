@@ -16,13 +16,15 @@ from feedtune.analysis.stats import rank_correlation
 from feedtune.analysis.steps import StepSeen
 
 
-def classified(job: Job, workers: int = 2, supply: dict | None = None, **more) -> TrainingClass:
-    return classified_ranks(job.run(), job.ranks, workers, supply, **more)
+def classified(job: Job, workers: int = 2, supply: dict | None = None, empty=None, **more) -> TrainingClass:
+    return classified_ranks(job.run(), job.ranks, workers, supply, empty, **more)
 
 
-def classified_ranks(ranks: dict, world: int, workers: int = 2, supply=None, **more) -> TrainingClass:
+def classified_ranks(
+    ranks: dict, world: int, workers: int = 2, supply=None, empty=None, **more
+) -> TrainingClass:
     timeline = line_up(ranks, workers, 2, world, **more)
-    return classify(timeline, measure_budget(timeline), supply)
+    return classify(timeline, measure_budget(timeline), supply, empty)
 
 
 def lengths(seed: int):
@@ -139,8 +141,8 @@ def test_loaders_that_are_equally_slow_are_no_single_ranks_fault() -> None:
     ("late_s", "made_s", "kind", "rank", "seconds", "hidden_s"),
     [
         (0.010, 0.040, "data", None, 0.000, 0.010),  # 29 ms of work would wait for batches as 40 do
-        (0.020, 0.040, "mixed", None, 0.000, 0.020),  # and 39 ms, with hardly a wait to be seen
-        (0.020, 0.030, "imbalance/compute", 0, 0.010, 0.010),
+        (0.020, 0.040, "imbalance/compute", 0, 0.000, 0.020),  # and 39 ms, with hardly a wait to be seen
+        (0.020, 0.030, "imbalance/compute", 0, 0.020, 0.000),  # batches are ready: they may be made faster
         (0.020, 0.010, "imbalance/compute", 0, 0.020, 0.000),
     ],
 )
@@ -148,14 +150,16 @@ def test_without_a_ranks_extra_work_the_job_is_as_fast_as_its_workers(
     late_s: float, made_s: float, kind: str, rank: int | None, seconds: float, hidden_s: float
 ) -> None:
     job = Job(made=made_s, after=on(0, late_s), comm=0.0)
-    found = classified(job, supply={0: made_s, 1: made_s})
+    short = 1.0 if hidden_s else 0.0
+    found = classified(job, supply={0: made_s, 1: made_s}, empty={0: short, 1: short})
     assert (found.kind, found.rank) == (kind, rank)
+    assert found.gain == (None if kind != "data" and hidden_s else pytest.approx(1 / (1 - found.share)))
     (work,) = [one for one in found.losses if one.kind == "imbalance/compute"]
     assert work.seconds == pytest.approx(seconds, abs=0.001)
     assert work.hidden_s == pytest.approx(hidden_s, abs=0.001)
     said = " ".join(found.evidence)
-    assert ("Besides, rank 0's work" in said) == (kind != "mixed" and hidden_s > 0)
-    assert ("Neither is won alone" in said) == (kind == "mixed")
+    assert ("Besides, rank 0's work: 10 ms a step" in said) == (kind == "data")
+    assert ("None of it is won alone: the workers need 40 ms" in said) == (late_s == hidden_s == 0.02)
 
 
 def test_loaders_that_are_late_in_bursts_at_different_steps_are_all_short() -> None:

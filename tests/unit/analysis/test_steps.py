@@ -146,6 +146,11 @@ def test_pauses_that_take_much_of_the_time_are_told_with_the_rank_that_has_them(
     assert "saves 31%." in told({0: saves, 1: saves})
     assert told({0: steps(60, tags={30: ("save", 3.0)})}) == ""
     assert told({0: steps(60, first_s=50.0)}) == ""  # the one that every training has
+    both, evaluates = (
+        [one._replace(tag=tag if one.tag else None) for one in saves] for tag in ("eval_save", "eval")
+    )
+    assert "evaluation and saves 31%." in told({0: both, 1: evaluates})
+    assert "evaluation and saves 31%, rank 0 alone." in told({0: both, 1: waits})
     epochs = steps(60, tags=dict.fromkeys((20, 30, 40), ("epoch", 0.0)), first_s=9.0)
     assert told({0: epochs}).count("first batches") == told({0: epochs}).count("persistent_workers=True") == 1
     assert "persistent_workers" not in told({0: saves})
