@@ -86,11 +86,7 @@ class Losses:
 
     def shown(self) -> list[Loss]:
         """The losses with what is hidden of them, largest first."""
-        whole = [
-            replace(one, seconds=s, share=s / self.step_s)
-            for one in self.found
-            for s in [one.seconds + one.hidden_s]
-        ]
+        whole = (_lasting(one, one.seconds + one.hidden_s, self.step_s) for one in self.found)
         return sorted(whole, key=lambda one: -one.seconds)
 
 
@@ -148,7 +144,12 @@ def _beside_workers(loss: Loss, most_s: float, step_s: float) -> Loss:
     """
     if loss.kind in WAITS or loss.seconds <= most_s:
         return loss
-    return replace(loss, seconds=most_s, share=most_s / step_s, hidden_s=loss.seconds - most_s)
+    return replace(_lasting(loss, most_s, step_s), hidden_s=loss.seconds - most_s)
+
+
+def _lasting(loss: Loss, seconds: float, step_s: float) -> Loss:
+    """The same loss of another length."""
+    return replace(loss, seconds=seconds, share=seconds / step_s)
 
 
 def lone_steps(timeline: Timeline) -> set[int]:

@@ -116,7 +116,7 @@ def tell_other(
         timeline: its steps.
         others: of each rank the other loaders that it has trained with (``others`` of a rank's description).
     """
-    if not any(one.kind in ("data", "imbalance/input") for one in found.losses[:1]):
+    if not any(one.kind in WAITS for one in found.losses[:1]):
         return ()
     rank = found.losses[0].culprit.rank if found.losses[0].culprit else min(timeline.ranks)
     steps, places = timeline.ranks[rank], timeline.measured
@@ -263,11 +263,11 @@ def _ready(
     leading: Sequence[Loss], losses: Losses, supply: Mapping[int, float], empty: Mapping[int, float]
 ) -> tuple[str, ...]:
     """Where the wait for data is none for the workers."""
-    data = next((one for one in leading if one.kind in ("data", "imbalance/input")), None)
+    data = next((one for one in leading if one.kind in WAITS), None)
     if data is None:
         return ()
     ranks = [data.culprit.rank] if data.culprit is not None and data.culprit.sure else list(empty)
-    waits_s = sum(one.seconds for one in losses.found if one.kind in ("data", "imbalance/input"))
+    waits_s = sum(one.seconds for one in losses.found if one.kind in WAITS)
     slowest_s = max((supply.get(rank, losses.step_s) for rank in ranks), default=losses.step_s)
     most = max((empty.get(rank, 1.0) for rank in ranks), default=1.0)
     if most > POLICY.material or slowest_s > losses.step_s - waits_s:
