@@ -38,15 +38,16 @@ def apply(
 
     words = command or []
     check_behind(words, "feedtune apply RUN -- python train.py")
-    if show:
-        print(paste(read_tuned(run), words))
-        return
-    find_program(words, "feedtune apply RUN -- torchrun --nproc_per_node=2 train.py")
+    if not show:
+        find_program(words, "feedtune apply RUN -- torchrun --nproc_per_node=2 train.py")
     tuned = read_tuned(run)
-    env = environment(tuned, os.environ)
+    env = {} if show else environment(tuned, os.environ)
     line = to_say(tuned)
     if line:
         say(line)
+    if show:
+        print(paste(tuned, words))
+        return
     for number in RESET:
         signal.signal(number, signal.SIG_DFL)
     try:

@@ -34,6 +34,7 @@ class Applied:
         self._silent = False
         self._rank = 0
         os.register_at_fork(after_in_child=self._forked)
+        at_exit(self._ended)
 
     def follow(self, cls: Any) -> None:
         """Wrap ``__init__`` of a DataLoader class."""
@@ -84,8 +85,9 @@ class Applied:
         return f"{frames[0][0]}:{frames[0][1]}" if frames else "an unknown place"
 
     def _ended(self) -> None:
-        """The process ends: say so if the loader to be set never came."""
-        if self._missed:
+        """The process ends: say so if it has trained, and the loader to be set never came."""
+        if self._missed or _has_optimizer():
+            self._rank = max(self._rank, _local_rank())
             size = self._identity["batch_size"]
             self._say(
                 f"no DataLoader like the tuned one ({self._place}, dataset {self._identity['dataset']}, "
@@ -125,6 +127,16 @@ def changes(loader: Any, settings: dict[str, Any]) -> dict[str, Any]:
     if "in_order" in settings and "in_order" in loader.__dict__:
         values["in_order"] = settings["in_order"]
     return values
+
+
+def _has_optimizer() -> bool:
+    """Whether an optimizer was made in this process: torch marks the ``step`` of its class then."""
+    classes = [getattr(sys.modules.get("torch.optim.optimizer"), "Optimizer", object)]
+    if classes == [object]:
+        return False
+    for cls in classes:
+        classes += cls.__subclasses__()
+    return any(getattr(cls.__dict__.get("step"), "hooked", False) for cls in classes)
 
 
 def _local_rank() -> int:

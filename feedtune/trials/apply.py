@@ -93,12 +93,12 @@ def environment(tuned: Tuned, base: Mapping[str, str]) -> dict[str, str]:
 
 
 def to_say(tuned: Tuned) -> str | None:
-    """What has to be said before the training starts."""
+    """What has to be said of settings that are no gain."""
     if tuned.gain:
         return None
     return (
         f"feedtune apply: the tuning found no gain ({tuned.outcome}); "
-        f"your own settings are applied: {tuned.settings.arguments()}"
+        f"these are your own settings: {tuned.settings.arguments()}"
     )
 
 

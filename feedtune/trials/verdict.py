@@ -226,8 +226,7 @@ def _verdict(answer: Answer, outcome: Outcome, side: Side | None, best: Side | N
         return (
             f"{best.settings.arguments()} trains {gain.ratio:.2f}x as fast as your settings (95 % interval "
             f"{gain.low:.2f} to {gain.high:.2f}): {best.speed:.2f} instead of {side.speed:.2f} steps/s"
-            f"{' over an epoch, worker starts included' if edges else ''}, "
-            f"starvation {_percent(best.starvation)} instead of {_percent(starved)}."
+            f"{' over an epoch, worker starts included' if edges else ''}{_less_starved(starved, best)}."
         )
     if outcome == "data_bound":
         return (
@@ -252,6 +251,13 @@ def _verdict(answer: Answer, outcome: Outcome, side: Side | None, best: Side | N
             f"(95 % interval {gain.low:.3f} to {gain.high:.3f})."
         )
     return ""
+
+
+def _less_starved(before: float | None, best: Side) -> str:
+    """The verdict's words on starvation; none where it is unknown."""
+    if before is None or best.starvation is None:
+        return ""
+    return f", starvation {_percent(best.starvation)} instead of {_percent(before)}"
 
 
 def _no_answer(answer: Answer, blocks: Sequence[BlockResult]) -> str:
@@ -279,6 +285,9 @@ def _advice(answer: Answer, outcome: Outcome, blocks: Sequence[BlockResult], bes
             "Starvation is unknown: replayed batches came to {:.2f} steps/s, below your settings' {:.2f}; "
             "something else slowed the replay down, tune again.".format(*answer.odd_ceiling)
         )
+    elif best and best.rate and answer.ceiling is None:
+        why = [b.detail for b in blocks if b.kind == "ceiling" and b.state == "failed" and b.detail]
+        found.append(f"Starvation is unknown: no ceiling was measured{f' ({why[-1]})' if why else ''}.")
     found += _semantic_advice(answer, best if outcome == "gain" else None)
     space = answer.space
     if outcome == "gain" and best and space and len(space.workers) > 1:

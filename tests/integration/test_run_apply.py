@@ -338,6 +338,15 @@ def test_a_loader_that_does_not_come_is_told_once(some_run: Path, tmp_path: Path
     assert f"{NOT_FOUND} (/a/train.py:3, dataset Photos, batch size 8) was made" in done.stderr
 
 
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_training_without_any_loader_is_told(trains: bool, some_run: Path, tmp_path: Path) -> None:
+    made = "torch.optim.SGD([torch.zeros(1, requires_grad=True)])" if trains else "None"
+    path = script(tmp_path, f"import torch\nstepped = {made}\n")
+    done = feedtune("apply", some_run, "--", sys.executable, path, cwd=tmp_path, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(NOT_FOUND) == done.stderr.count("feedtune apply:") == int(trains)
+
+
 @pytest.mark.slow
 def test_what_an_applied_training_starts_says_nothing_more(tmp_path: Path) -> None:
     text = """
@@ -394,12 +403,13 @@ def test_without_a_gain_the_users_own_settings_are_applied_and_that_is_said(
     document = result_of(some_run)
     changed = {**document, "outcome": "no_gain", "gain": None}
     (tmp_path / "run" / "result.json").write_text(json.dumps(changed))
-    done = feedtune("apply", tmp_path / "run", "--", "true", cwd=tmp_path)
-    assert done.returncode == 0
-    assert done.stderr.splitlines() == [
-        "feedtune apply: the tuning found no gain (no_gain); your own settings are applied: num_workers=2, "
-        "prefetch_factor=2, pin_memory=False"
-    ]
+    for words in (["--", "true"], ["--print"]):
+        done = feedtune("apply", tmp_path / "run", *words, cwd=tmp_path)
+        assert done.returncode == 0
+        assert done.stderr.splitlines() == [
+            "feedtune apply: the tuning found no gain (no_gain); these are your own settings: num_workers=2, "
+            "prefetch_factor=2, pin_memory=False"
+        ]
 
 
 def test_print_says_what_to_paste_and_starts_nothing(some_run: Path, tmp_path: Path) -> None:

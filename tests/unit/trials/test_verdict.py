@@ -98,6 +98,26 @@ def test_a_gain() -> None:
     assert "50.0% instead of 75.0%" in found["verdict"]
 
 
+@pytest.mark.parametrize(
+    ("failed", "why"),
+    [
+        (
+            [block(OWN, None, "ceiling", state="failed", reason="too_few_steps", detail="30 steps")],
+            " (30 steps).",
+        ),
+        ([], "."),
+    ],
+)
+def test_a_gain_without_a_ceiling_says_so_once(failed: list[BlockResult], why: str) -> None:
+    found = document(answer(ceilings={False: None}), [*blocks(), *failed], FACTS)
+    assert found["outcome"] == "gain"
+    assert "starvation" not in found["verdict"]
+    assert found["verdict"].endswith("instead of 10.00 steps/s.")
+    assert [line for line in found["advice"] if "tarvation" in line] == [
+        f"Starvation is unknown: no ceiling was measured{why}"
+    ]
+
+
 def test_no_gain_keeps_what_the_user_has() -> None:
     found = decided(gain=NOTHING, ceilings={False: 10.5})
     assert found["outcome"] == "no_gain"
@@ -219,7 +239,7 @@ def test_replays_that_had_to_be_cloned_are_told(cloned) -> None:
 def test_without_a_ceiling_starvation_is_unknown_and_not_zero() -> None:
     found = decided(ceilings={})
     assert found["baseline"]["starvation"] is None
-    assert "unknown" in found["verdict"]
+    assert "starvation" not in found["verdict"]
 
 
 def test_the_edge_is_spread_over_the_epoch() -> None:
